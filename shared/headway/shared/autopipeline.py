@@ -1,0 +1,138 @@
+"""Auto-pipelining: all commands of a process that are waiting at one moment travel together, on one connection."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import (
+    ClusterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from headway.shared.errors import QueueUnavailable
+from headway.shared.scripts import Script, script
+
+#: Commands in one pipeline at most, so that one crowd cannot hold up the next for long.
+MAX_PIPELINE = 500
+
+#: How a server says that it cannot take writes now; the caller may come again. redis-py has a class for some codes
+#: and leaves the others in front of the text.
+_UNAVAILABLE = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+_UNAVAILABLE_CODES = ("MISCONF", "NOREPLICAS")
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    command: tuple[Any, ...]
+    script: Script | None = None
+    answer: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class AutoPipeline:
+    """Sends commands one pipeline after the other; what is asked for meanwhile waits for the next one.
+
+    So a process needs one connection whatever the number of its tasks, and a worker's appends of one moment are one
+    round trip. A command may be sent twice when its connection breaks, so each must be safe to repeat.
+    """
+
+    def __init__(self, redis: "Redis") -> None:
+        self._redis = redis
+        self._waiting: list[_Call] = []
+        self._wake = asyncio.Event()
+        self._pump = asyncio.create_task(self._run(), name="autopipeline")
+
+    async def command(self, *command: Any) -> Any:
+        """Sends one command.
+
+        Raises:
+            QueueUnavailable: the server could not be reached or takes no writes now.
+            redis.ResponseError: the server refused the command itself.
+        """
+        return await self._ask(_Call(command))
+
+    async def script(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        """Runs the script `lua/<name>.lua`; same errors as `command`."""
+        lua = script(name)
+        return await self._ask(_Call(("EVALSHA", lua.sha, len(keys), *keys, *args), lua))
+
+    async def aclose(self) -> None:
+        """Ends the pump; what still waits gets QueueUnavailable."""
+        self._pump.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._pump
+        _fail(self._waiting, QueueUnavailable("the connection is closed"))
+
+    async def _ask(self, call: _Call) -> Any:
+        if self._pump.done():
+            raise QueueUnavailable("the connection is closed")
+        self._waiting.append(call)
+        self._wake.set()
+        return await call.answer
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                # One turn of the loop, so that tasks woken by the same event travel together.
+                await asyncio.sleep(0)
+                calls, self._waiting = self._waiting[:MAX_PIPELINE], self._waiting[MAX_PIPELINE:]
+                await self._answer(calls)
+
+    async def _answer(self, calls: list[_Call]) -> None:
+        try:
+            for call, answer in zip(calls, await self._send(calls), strict=True):
+                _resolve(call, answer)
+        except asyncio.CancelledError:
+            _fail(calls, QueueUnavailable("the connection is closed"))
+            raise
+        except Exception as error:  # The pump must outlive whatever happens to one pipeline.
+            _fail(calls, _translate(error))
+
+    async def _send(self, calls: list[_Call]) -> list[Any]:
+        answers = await self._execute(calls)
+        unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            for text in {lua.text for i in unknown if (lua := calls[i].script)}:
+                await self._redis.script_load(text)
+            again = await self._execute([calls[i] for i in unknown])
+            for i, answer in zip(unknown, again, strict=True):
+                answers[i] = answer
+        return answers
+
+    async def _execute(self, calls: list[_Call]) -> list[Any]:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.execute_command(*call.command)
+            return await pipe.execute(raise_on_error=False)
+
+
+def _translate(error: Exception) -> Exception:
+    if not isinstance(error, RedisError | OSError):
+        return error
+    final = isinstance(error, ResponseError) and not isinstance(error, _UNAVAILABLE)
+    if final and not str(error).startswith(_UNAVAILABLE_CODES):
+        return error
+    return QueueUnavailable(f"Redis: {error}")
+
+
+def _resolve(call: _Call, answer: Any) -> None:
+    if call.answer.done():
+        return
+    if isinstance(answer, RedisError):
+        call.answer.set_exception(_translate(answer))
+    else:
+        call.answer.set_result(answer)
+
+
+def _fail(calls: list[_Call], error: Exception) -> None:
+    for call in calls:
+        if not call.answer.done():
+            call.answer.set_exception(error)

@@ -1,0 +1,35 @@
+"""Connections to Redis."""
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import RedisError
+
+from headway.shared.errors import ConfigurationError
+
+#: Seconds that a command may take before the connection counts as dead; all commands but blocking reads are short.
+SOCKET_TIMEOUT_S = 5.0
+
+#: A command whose connection broke is sent again, which every command here allows; about 1 s in all.
+RETRY = (5, ExponentialWithJitterBackoff(base=0.02, cap=0.5))
+
+
+def connect(url: str, *, socket_timeout_s: float | None = SOCKET_TIMEOUT_S, retries: int = RETRY[0]) -> Redis:
+    """A client with its own small pool.
+
+    Args:
+        socket_timeout_s: None for connections that wait for messages.
+
+    Raises:
+        ConfigurationError: the URL is not one of Redis.
+    """
+    try:
+        return Redis.from_url(
+            url,
+            protocol=2,
+            socket_timeout=socket_timeout_s,
+            socket_connect_timeout=SOCKET_TIMEOUT_S,
+            retry=Retry(RETRY[1], retries),
+        )
+    except (ValueError, RedisError) as error:
+        raise ConfigurationError(f"HEADWAY_REDIS_URL: {error}") from error

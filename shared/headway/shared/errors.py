@@ -1,0 +1,73 @@
+"""What can go wrong, as a tree; the HTTP status and the OpenAI error code stand on the class.
+
+HeadwayError
+├── InvalidRequest            400
+│   └── ContextLengthExceeded 400, code context_length_exceeded
+├── ModelNotFound             404, code model_not_found
+├── JobNotFound               404, code job_not_found
+├── JobFailed                 the job ended otherwise than completed (client side)
+├── QueueUnavailable          503: Redis is down, loading or refuses the write
+└── ConfigurationError        a setting is wrong; raised at start
+"""
+
+from typing import ClassVar
+
+
+class HeadwayError(Exception):
+    """The root; `param` names the request field at fault, where there is one."""
+
+    status_code: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(HeadwayError):
+    """The request cannot be served as it is; sending it again cannot help."""
+
+    status_code = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and requested output together are longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(InvalidRequest):
+    """No such model is served here."""
+
+    status_code = 404
+    code = "model_not_found"
+
+
+class JobNotFound(InvalidRequest):
+    """No job has this id, or its record has expired."""
+
+    status_code = 404
+    code = "job_not_found"
+
+
+class JobFailed(HeadwayError):
+    """The job ended as failed, cancelled or expired; `outcome_status` says which, the message says why."""
+
+    def __init__(self, message: str, *, outcome_status: str, http_status: int) -> None:
+        super().__init__(message)
+        self.outcome_status = outcome_status
+        self.http_status = http_status
+
+
+class QueueUnavailable(HeadwayError):
+    """Redis did not take the command; nothing was half-written, and the same call may be made again."""
+
+    status_code = 503
+    code = "queue_unavailable"
+
+
+class ConfigurationError(HeadwayError):
+    """A setting is wrong; the message names it and says what would be right."""

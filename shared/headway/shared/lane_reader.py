@@ -1,0 +1,134 @@
+"""Reading lanes: a worker's own connection, used by one loop, for reads that may block."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from headway.shared.autopipeline import AutoPipeline
+from headway.shared.errors import QueueUnavailable
+from headway.shared.job import Ticket
+from headway.shared.keys import GROUP, Keys
+
+#: Seconds that one blocking read waits at most, so that a wake-up that Redis refuses is only late.
+MAX_BLOCK_S = 2.0
+
+#: Seconds between two tries to wake a read that has not reached the server yet.
+_WAKE_AGAIN_S = 0.005
+
+
+class LaneReader:
+    """Takes entries from the lanes of one model, `returned` first, then by tier.
+
+    A read whose answer was lost has made entries this worker's though it does not know them. So a broken read is never
+    repeated blindly: it raises, and `recover` then gives all entries that are this worker's.
+    """
+
+    def __init__(self, redis: Redis, pipeline: AutoPipeline, keys: Keys, shard: str, worker: str, model: str) -> None:
+        self._redis = redis
+        self._pipeline = pipeline
+        self._keys = keys
+        self._shard = shard
+        self._worker = worker
+        self._model = model
+        self._grouped: set[str] = set()
+        self._blocked_client: int | None = None
+
+    async def lanes(self, known: Iterable[str]) -> list[str]:
+        """The names of all lanes that may hold jobs of this model: the known ones, and what earlier bounds have left.
+
+        Raises:
+            QueueUnavailable: the server could not be reached.
+        """
+        members = await self._pipeline.command("SMEMBERS", self._keys.lanes(self._shard))
+        mine = {m.decode().rpartition(":")[2] for m in members if m.decode().rpartition(":")[0] == self._model}
+        names = [*known, *sorted(mine - set(known))]
+        await self._make_groups(names)
+        return names
+
+    async def read(self, lane: str, count: int) -> list[Ticket]:
+        """At most `count` waiting entries of a lane, without waiting.
+
+        Raises:
+            QueueUnavailable: the answer was lost; call `recover`.
+        """
+        tickets: list[Ticket] = []
+        for stream in self._keys.lane_streams(self._shard, self._model, lane):
+            if len(tickets) < count:
+                tickets += await self._xreadgroup({stream: ">"}, count - len(tickets))
+        return tickets
+
+    async def wait(self, lanes: Iterable[str], timeout_s: float) -> list[Ticket]:
+        """Waits until a lane has an entry; at most one of each stream comes. Empty after the timeout or `wake`.
+
+        Raises:
+            QueueUnavailable: the answer was lost; call `recover`.
+        """
+        streams = {s: ">" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
+        # BLOCK 0 would mean for ever.
+        block_ms = max(1, round(1000 * min(timeout_s, MAX_BLOCK_S)))
+        try:
+            self._blocked_client = await self._safely(self._redis.client_id)
+            return await self._xreadgroup(streams, 1, block_ms)
+        finally:
+            self._blocked_client = None
+
+    async def wake(self) -> None:
+        """Ends a `wait` that is going on."""
+        while (client := self._blocked_client) is not None:
+            with suppress(ResponseError, QueueUnavailable):
+                if await self._pipeline.command("CLIENT", "UNBLOCK", client, "TIMEOUT"):
+                    return
+            await asyncio.sleep(_WAKE_AGAIN_S)
+
+    async def recover(self, lanes: Iterable[str]) -> list[Ticket]:
+        """All entries that are this worker's, those that it runs included.
+
+        Raises:
+            QueueUnavailable: the server could not be reached.
+        """
+        streams = {s: "0" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
+        return await self._xreadgroup(streams, None)
+
+    async def _make_groups(self, lanes: Iterable[str]) -> None:
+        for lane in lanes:
+            for stream in self._keys.lane_streams(self._shard, self._model, lane):
+                if stream not in self._grouped:
+                    with suppress(ResponseError):  # BUSYGROUP: it exists.
+                        await self._pipeline.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+                    self._grouped.add(stream)
+
+    async def _xreadgroup(
+        self, streams: dict[str, str], count: int | None, block_ms: int | None = None
+    ) -> list[Ticket]:
+        async def read() -> Any:
+            return await self._redis.xreadgroup(GROUP, self._worker, streams, count=count, block=block_ms)  # type: ignore[arg-type]
+
+        answer = await self._safely(read)
+        return [
+            _ticket(stream, entry, fields) for stream, entries in answer or () for entry, fields in entries if fields
+        ]
+
+    async def _safely(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await call()
+        except RedisError as error:
+            # NOGROUP: the server has lost the groups, in a failover or by FLUSHALL; make them again.
+            self._grouped.clear()
+            raise QueueUnavailable(f"Redis: {error}") from error
+
+
+def _ticket(stream: bytes, entry: bytes, fields: dict[bytes, bytes]) -> Ticket:
+    name = stream.decode()
+    return Ticket(
+        job_id=fields[b"job"].decode(),
+        stream=name,
+        entry=entry.decode(),
+        lane=name.split(":")[-2],
+        prompt_tokens=int(fields[b"prompt_tokens"]),
+        reserve_tokens=int(fields[b"reserve_tokens"]),
+        choices=int(fields[b"choices"]),
+    )

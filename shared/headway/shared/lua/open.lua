@@ -1,0 +1,26 @@
+-- Starts an attempt for a lane entry that this worker has read.
+-- KEYS: 1 job  2 body  3 the stream that the entry was read from  4 events
+-- ARGV: 1 job id  2 entry  3 group  4 worker  5 batch name  6 jobs in the batch  7 why the batch closed
+-- Returns: {"opened", attempt, offset, record as a flat list, body}; the same again when this worker has it open already;
+--          {"lost"} when another worker has it;
+--          {"gone"} when the record is gone or names another entry, {"ended"} when the job has ended: nothing is left
+--          to do, and the entry is acknowledged and deleted.
+local function drop(why)
+  redis.call('XACK', KEYS[3], ARGV[3], ARGV[2])
+  redis.call('XDEL', KEYS[3], ARGV[2])
+  return { why }
+end
+local function opened()
+  local record = redis.call('HMGET', KEYS[1], 'attempt', 'offset')
+  return { 'opened', tonumber(record[1]), tonumber(record[2]), redis.call('HGETALL', KEYS[1]), redis.call('GET', KEYS[2]) }
+end
+local record = redis.call('HMGET', KEYS[1], 'status', 'stream', 'entry', 'worker')
+if record[2] ~= KEYS[3] or record[3] ~= ARGV[2] then return drop('gone') end -- fence
+if ended(record[1]) then return drop('ended') end -- fence
+if record[1] == 'in_progress' and record[4] == ARGV[4] then return opened() end -- fence
+if record[1] == 'in_progress' then return { 'lost' } end -- fence
+redis.call('HINCRBY', KEYS[1], 'attempt', 1)
+redis.call('HSET', KEYS[1], 'status', 'in_progress', 'worker', ARGV[4], 'started_at_ms', now_ms(),
+  'batch', ARGV[5], 'batch_size', ARGV[6], 'batch_closed_by', ARGV[7])
+event(KEYS[4], ARGV[1], 'in_progress')
+return opened()

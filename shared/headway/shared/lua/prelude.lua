@@ -1,0 +1,43 @@
+-- Prepended to every script. A line that ends in "-- fence" is what keeps a stale or repeated write out;
+-- tests/mutate.py deletes each of them in turn and names the test that notices.
+-- KEYS: none of its own. ARGV: none of its own. Returns: nothing; it defines the helpers below.
+
+-- Unix milliseconds of the server, the only clock whose instants are stored.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Lifecycle events are kept only while a mirror has created the stream.
+local function event(stream, job, name)
+  redis.call('XADD', stream, 'NOMKSTREAM', 'MAXLEN', '~', 10000, '*', 'job', job, 'event', name)
+end
+
+local function ended(status)
+  return status ~= 'queued' and status ~= 'in_progress'
+end
+
+-- Writes pairs of (kind, data) from ARGV[first] on behind `offset`; the id of an entry is its offset.
+local function append(log, offset, first)
+  for i = first, #ARGV, 2 do
+    offset = offset + 1
+    redis.call('XADD', log, offset .. '-0', 'kind', ARGV[i], 'data', ARGV[i + 1])
+  end
+  return offset
+end
+
+-- The terminal step that finish and cancel share: the last entry, the result, the status, the expiries.
+local function conclude(keys, end_of, keep)
+  local offset = end_of.offset
+  if redis.call('HGET', keys.job, 'log') == '1' then
+    offset = offset + 1
+    redis.call('XADD', keys.log, offset .. '-0', 'kind', 'end', 'data', end_of.status)
+    redis.call('PEXPIRE', keys.log, keep.log)
+  end
+  redis.call('HSET', keys.job, 'status', end_of.status, 'status_code', end_of.code, 'offset', offset, 'finished_at_ms', now_ms())
+  redis.call('SET', keys.result, end_of.body, 'PX', keep.result)
+  redis.call('PEXPIRE', keys.body, keep.result)
+  redis.call('PEXPIRE', keys.job, keep.record)
+  event(keys.events, end_of.job, end_of.status)
+  redis.call('PUBLISH', end_of.channel, offset)
+end

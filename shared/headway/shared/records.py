@@ -1,0 +1,54 @@
+"""How a record's hash becomes values. Pure."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from headway.shared.job import Job, Record, Status, Ticket, Tier
+
+
+def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
+    """The record of a job from its hash."""
+    text = {name.decode(): value.decode() for name, value in fields.items()}
+
+    def number(name: str) -> int | None:
+        return int(float(text[name])) if text.get(name) else None
+
+    return Record(
+        id=job_id,
+        status=Status(text["status"]),
+        model=text["model"],
+        endpoint=text["endpoint"],
+        lane=text["lane"],
+        tier=text["tier"],
+        prompt_tokens=number("prompt_tokens") or 0,
+        attempt=number("attempt") or 0,
+        offset=number("offset") or 0,
+        log=text["log"] == "1",
+        cancel_requested=text.get("cancel") == "1",
+        status_code=number("status_code"),
+        worker=text.get("worker") or None,
+        batch=text.get("batch"),
+        batch_size=number("batch_size"),
+        batch_closed_by=text.get("batch_closed_by"),
+        output_tokens=number("output_tokens"),
+        queued_at_ms=number("queued_at_ms") or 0,
+        started_at_ms=number("started_at_ms"),
+        first_token_at_ms=number("first_token_at_ms"),
+        finished_at_ms=number("finished_at_ms"),
+    )
+
+
+def decode_job(ticket: Ticket, fields: Mapping[bytes, bytes], body: bytes) -> Job:
+    """The job behind a ticket, from its record's hash and its body."""
+    return Job(
+        id=ticket.job_id,
+        model=fields[b"model"].decode(),
+        endpoint=fields[b"endpoint"].decode(),
+        body=body,
+        lane=fields[b"lane"].decode(),
+        prompt_tokens=ticket.prompt_tokens,
+        reserve_tokens=ticket.reserve_tokens,
+        choices=ticket.choices,
+        tier=cast("Tier", fields[b"tier"].decode()),
+        log=fields[b"log"] == b"1",
+    )

@@ -1,0 +1,1 @@
+"""The worker: claim, schedule, admit, run, publish, drain."""
