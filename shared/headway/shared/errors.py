@@ -5,12 +5,15 @@ HeadwayError
 │   └── ContextLengthExceeded 400, code context_length_exceeded
 ├── ModelNotFound             404, code model_not_found
 ├── JobNotFound               404, code job_not_found
+├── JobCancelled              499, code cancelled
 ├── JobFailed                 the job ended otherwise than completed (client side)
+├── StreamRestarted           the text read so far is void (client side)
 ├── QueueUnavailable          503: Redis is down, loading or refuses the write
 └── ConfigurationError        a setting is wrong; raised at start
 """
 
-from typing import ClassVar
+import json
+from typing import Any, ClassVar
 
 
 class HeadwayError(Exception):
@@ -53,6 +56,14 @@ class JobNotFound(InvalidRequest):
     code = "job_not_found"
 
 
+class JobCancelled(HeadwayError):
+    """Somebody cancelled the job; 499 is nginx's word for a request that its client has closed."""
+
+    status_code = 499
+    type = "invalid_request_error"
+    code = "cancelled"
+
+
 class JobFailed(HeadwayError):
     """The job ended as failed, cancelled or expired; `outcome_status` says which, the message says why."""
 
@@ -60,6 +71,10 @@ class JobFailed(HeadwayError):
         super().__init__(message)
         self.outcome_status = outcome_status
         self.http_status = http_status
+
+
+class StreamRestarted(HeadwayError):
+    """The attempt that a reader followed could not be continued exactly; the job began again from its start."""
 
 
 class QueueUnavailable(HeadwayError):
@@ -71,3 +86,9 @@ class QueueUnavailable(HeadwayError):
 
 class ConfigurationError(HeadwayError):
     """A setting is wrong; the message names it and says what would be right."""
+
+
+def error_body(error: HeadwayError, **further: Any) -> bytes:
+    """The error in OpenAI's shape, as JSON; `further` stands beside `error`."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return json.dumps({"error": fields, **further}).encode()

@@ -141,6 +141,7 @@ class Record:
     batch: str | None
     batch_size: int | None
     batch_closed_by: str | None
+    batch_window_ms: int | None
     output_tokens: int | None
     queued_at_ms: int
     started_at_ms: int | None

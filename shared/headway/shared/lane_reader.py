@@ -61,20 +61,23 @@ class LaneReader:
                 tickets += await self._xreadgroup({stream: ">"}, count - len(tickets))
         return tickets
 
-    async def wait(self, lanes: Iterable[str], timeout_s: float) -> list[Ticket]:
-        """Waits until a lane has an entry; at most one of each stream comes. Empty after the timeout or `wake`.
+    async def wait(self, lanes: Iterable[str], timeout_s: float | None) -> list[Ticket]:
+        """Waits until a lane has an entry; at most one of each stream comes.
+
+        Empty after `wake`, after the timeout, which is exact, and in any case after `MAX_BLOCK_S` seconds.
 
         Raises:
             QueueUnavailable: the answer was lost; call `recover`.
         """
         streams = {s: ">" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
-        # BLOCK 0 would mean for ever.
-        block_ms = max(1, round(1000 * min(timeout_s, MAX_BLOCK_S)))
+        deadline = asyncio.get_running_loop().time() + (MAX_BLOCK_S if timeout_s is None else timeout_s)
+        self._blocked_client = await self._safely(self._redis.client_id)
+        timer = asyncio.create_task(self._wake_at(deadline))
         try:
-            self._blocked_client = await self._safely(self._redis.client_id)
-            return await self._xreadgroup(streams, 1, block_ms)
+            return await self._xreadgroup(streams, 1, MAX_BLOCK_S)
         finally:
             self._blocked_client = None
+            timer.cancel()
 
     async def wake(self) -> None:
         """Ends a `wait` that is going on."""
@@ -93,6 +96,11 @@ class LaneReader:
         streams = {s: "0" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
         return await self._xreadgroup(streams, None)
 
+    async def _wake_at(self, deadline: float) -> None:
+        # The server looks at its blocked clients ten times a second only, so its own BLOCK is up to 100 ms late.
+        await asyncio.sleep(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self.wake()
+
     async def _make_groups(self, lanes: Iterable[str]) -> None:
         for lane in lanes:
             for stream in self._keys.lane_streams(self._shard, self._model, lane):
@@ -101,9 +109,9 @@ class LaneReader:
                         await self._pipeline.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
                     self._grouped.add(stream)
 
-    async def _xreadgroup(
-        self, streams: dict[str, str], count: int | None, block_ms: int | None = None
-    ) -> list[Ticket]:
+    async def _xreadgroup(self, streams: dict[str, str], count: int | None, block_s: float = 0) -> list[Ticket]:
+        block_ms = round(1000 * block_s) or None  # BLOCK 0 would mean for ever.
+
         async def read() -> Any:
             return await self._redis.xreadgroup(GROUP, self._worker, streams, count=count, block=block_ms)  # type: ignore[arg-type]
 

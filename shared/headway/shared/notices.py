@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 #: A subscriber's callback: the message, or None when messages may have been missed (subscribed just now, or again).
@@ -21,10 +22,13 @@ class Notices:
     def __init__(self, redis: Redis, idle_channel: str) -> None:
         """
         Args:
+            redis: a client that waits without a timeout and does not retry: reconnecting is this class's own affair,
+                because each reconnect must make all subscribers look again.
             idle_channel: a channel that keeps the connection subscribed while nobody else is.
         """
-        self._pubsub = redis.pubsub()
+        self._redis = redis
         self._idle_channel = idle_channel
+        self._pubsub: PubSub | None = None
         self._callbacks: dict[bytes, list[Notify]] = defaultdict(list)
         self._confirmed: set[bytes] = set()
         self._listener = asyncio.create_task(self._listen(), name="notices")
@@ -39,36 +43,51 @@ class Notices:
             if name in self._confirmed:
                 notify(None)
             elif len(callbacks) == 1:
-                await self._send(self._pubsub.subscribe, channel)
+                await self._subscribe(channel)
             yield
         finally:
             callbacks.remove(notify)
             if not callbacks:
                 del self._callbacks[name]
                 self._confirmed.discard(name)
-                await self._send(self._pubsub.unsubscribe, channel)
+                await self._unsubscribe(channel)
 
     async def aclose(self) -> None:
         """Ends the listener and its connection."""
         self._listener.cancel()
         with suppress(asyncio.CancelledError):
             await self._listener
-        await self._pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def _send(self, verb: Callable[..., object], channel: str) -> None:
-        # A server that is down is the listener's business: it subscribes to all channels again when it is back.
-        with suppress(RedisError, OSError):
-            await verb(channel)  # type: ignore[misc]
+    async def _subscribe(self, channel: str) -> None:
+        # While the server is down nothing is sent: the listener subscribes to all channels when it is back.
+        if self._pubsub is not None:
+            with suppress(RedisError, OSError):
+                await self._pubsub.subscribe(channel)
+
+    async def _unsubscribe(self, channel: str) -> None:
+        if self._pubsub is not None:
+            with suppress(RedisError, OSError):
+                await self._pubsub.unsubscribe(channel)
 
     async def _listen(self) -> None:
         while True:
+            with suppress(RedisError, OSError):
+                await self._listen_once()
+            self._confirmed.clear()
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _listen_once(self) -> None:
+        async with self._redis.pubsub() as pubsub:
             try:
-                await self._pubsub.subscribe(self._idle_channel)
-                async for message in self._pubsub.listen():
+                # The first command makes the connection; two at once would make two.
+                await pubsub.subscribe(self._idle_channel)
+                self._pubsub = pubsub
+                if self._callbacks:
+                    await pubsub.subscribe(*self._callbacks)
+                async for message in pubsub.listen():
                     self._hand_out(message)
-            except (RedisError, OSError):
-                self._confirmed.clear()
-                await asyncio.sleep(_RECONNECT_S)
+            finally:
+                self._pubsub = None
 
     def _hand_out(self, message: dict[str, object]) -> None:
         name, kind = message["channel"], message["type"]

@@ -1,13 +1,14 @@
 """Queue: the one door to Redis. Each verb is one script or one command, and each is safe to repeat."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from headway.shared.autopipeline import AutoPipeline
 from headway.shared.connect import connect
+from headway.shared.errors import JobCancelled, error_body
 from headway.shared.job import Delivery, Job, Outcome, Record, Reply, Status, Ticket
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import LaneReader
@@ -48,6 +49,11 @@ class Batch:
     name: str
     size: int
     closed_by: str
+    window_ms: int
+
+    @property
+    def args(self) -> list[str | int]:
+        return [self.name, self.size, self.closed_by, self.window_ms]
 
 
 class Queue:
@@ -74,7 +80,7 @@ class Queue:
             ConfigurationError: the URL is not one of Redis.
         """
         keys = Keys(prefix)
-        async with connect(url) as redis, connect(url, socket_timeout_s=None) as subscriber:
+        async with connect(url) as redis, connect(url, socket_timeout_s=None, retries=0) as subscriber:
             pipeline, notices = AutoPipeline(redis), Notices(subscriber, keys.events(shard))
             try:
                 yield cls(url, pipeline, notices, keys, retention or Retention(), shard)
@@ -114,20 +120,15 @@ class Queue:
         answer = await self._pipeline.script("submit", keys, [job.id, job.body, GROUP, lane, *counts, *flat])
         return _word(answer, "queued", "already")
 
-    async def cancel(self, job_id: str, result: bytes) -> Status | None:
-        """Cancels a job: a queued one ends at once with `result`, a running one when its holder has aborted it.
+    async def cancel(self, job_id: str) -> Status | None:
+        """Cancels a job: a queued one ends at once, a running one as soon as its holder has aborted it.
 
         Returns:
             The status after the call, or None when there is no such job.
         """
-        args = [
-            job_id,
-            result,
-            499,
-            self._keys.notice(job_id),
-            self._keys.cancels(self._shard),
-            *self._retention.args,
-        ]
+        end = JobCancelled("The job was cancelled before it started.")
+        channels = [self._keys.notice(job_id), self._keys.cancels(self._shard)]
+        args = [job_id, error_body(end), end.status_code, *channels, *self._retention.args]
         answer = await self._pipeline.script("cancel", [*self._job_keys(job_id), self._keys.events(self._shard)], args)
         return Status(answer.decode()) if answer else None
 
@@ -145,7 +146,7 @@ class Queue:
             return None
         return Outcome(record.status, record.status_code, body)
 
-    async def follow(self, job_id: str, after: int = 0) -> AsyncIterator[Reply]:
+    async def follow(self, job_id: str, after: int = 0) -> AsyncGenerator[Reply, None]:
         """Yields the replies behind offset `after`, as they come, up to the final one.
 
         Subscribes, awaits the confirmation, and only then reads; so nothing falls between. Of a job without a log, or
@@ -194,7 +195,7 @@ class Queue:
             ticket.stream,
             self._keys.events(self._shard),
         ]
-        args = [ticket.job_id, ticket.entry, GROUP, worker, batch.name, batch.size, batch.closed_by]
+        args = [ticket.job_id, ticket.entry, GROUP, worker, *batch.args]
         answer = await self._pipeline.script("open", keys, args)
         if answer[0] != b"opened":
             return None

@@ -30,6 +30,7 @@ def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
         batch=text.get("batch"),
         batch_size=number("batch_size"),
         batch_closed_by=text.get("batch_closed_by"),
+        batch_window_ms=number("batch_window_ms"),
         output_tokens=number("output_tokens"),
         queued_at_ms=number("queued_at_ms") or 0,
         started_at_ms=number("started_at_ms"),

@@ -20,52 +20,63 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HEADWAY_", frozen=True, env_ignore_empty=True)
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey, as a URL (redis, rediss, unix)")
-    prefix: str = Field("hw", pattern=r"^[A-Za-z0-9_.-]+$", description="what every key begins with")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", description="Redis or Valkey, as a URL (redis, rediss, unix)"
+    )
+    prefix: str = Field(default="hw", pattern=r"^[A-Za-z0-9_.-]+$", description="what every key begins with")
 
-    model: str = Field("", description="the model: a folder or a Hugging Face id")
-    served_model: str = Field("", description="the name that callers use; the model's own when empty")
-    tokenizer: str = Field("", description="folder or id of the tokenizer; the model's own when empty")
-    max_model_len: int | None = Field(None, gt=0, description="context length; the model's own when unset")
+    model: str = Field(default="", description="the model: a folder or a Hugging Face id")
+    served_model: str = Field(default="", description="the name that callers use; the model's own when empty")
+    tokenizer: str = Field(default="", description="folder or id of the tokenizer; the model's own when empty")
+    max_model_len: int | None = Field(default=None, gt=0, description="context length; the model's own when unset")
 
-    short_below: int = Field(8192, description="prompts of fewer tokens go to lane short")
-    mid_to: int = Field(32768, description="prompts of up to so many tokens go to lane mid, longer ones to long")
+    short_below: int = Field(default=8192, description="prompts of fewer tokens go to lane short")
+    mid_to: int = Field(
+        default=32768, description="prompts of up to so many tokens go to lane mid, longer ones to long"
+    )
     lane_shares: Annotated[tuple[float, float, float], NoDecode] = Field(
-        (0.5, 0.3, 0.2), description="shares of slots and KV tokens of the lanes short, mid and long"
+        default=(0.5, 0.3, 0.2), description="shares of slots and KV tokens of the lanes short, mid and long"
     )
     expected_output_tokens: int = Field(
-        256, gt=0, description="KV tokens reserved for the output of a job that names no limit"
+        default=256, gt=0, description="KV tokens reserved for the output of a job that names no limit"
     )
 
-    keep_record_s: float = Field(86400, gt=0, description="seconds that a job's record outlives its end")
-    keep_result_s: float = Field(3600, gt=0, description="seconds that the result and the request body outlive it")
-    keep_log_s: float = Field(600, gt=0, description="seconds that the reply log outlives it")
+    keep_record_s: float = Field(default=86400, gt=0, description="seconds that a job's record outlives its end")
+    keep_result_s: float = Field(
+        default=3600, gt=0, description="seconds that the result and the request body outlive it"
+    )
+    keep_log_s: float = Field(default=600, gt=0, description="seconds that the reply log outlives it")
 
-    api_host: str = Field("127.0.0.1", description="address that the API listens on")
-    api_port: int = Field(8000, ge=0, le=65535, description="port that the API listens on")
-    heartbeat_s: float = Field(10, gt=0, description="a waiting stream sends a comment after so many silent seconds")
-    max_body_bytes: int = Field(32 * 2**20, gt=0, description="longest request body")
+    api_host: str = Field(default="127.0.0.1", description="address that the API listens on")
+    api_port: int = Field(default=8000, ge=0, le=65535, description="port that the API listens on")
+    heartbeat_s: float = Field(
+        default=10, gt=0, description="a waiting stream sends a comment after so many silent seconds"
+    )
+    max_body_bytes: int = Field(default=32 * 2**20, gt=0, description="longest request body")
 
-    engine: Literal["vllm", "simulated"] = Field("vllm", description="what generates the tokens")
-    engine_args: str = Field("", description="further flags of `vllm serve`, as on a command line")
-    tensor_parallel_size: int = Field(1, gt=0, description="GPUs, or CPU sockets, that share the model")
+    engine: Literal["vllm", "simulated"] = Field(default="vllm", description="what generates the tokens")
+    engine_args: str = Field(default="", description="further flags of `vllm serve`, as on a command line")
+    tensor_parallel_size: int = Field(default=1, gt=0, description="GPUs, or CPU sockets, that share the model")
     batch_max_wait_ms: float = Field(
-        0,
+        default=0,
         ge=0,
         description="longest time from the first job read to the engine call; 0 admits what is there at once",
     )
-    batch_max_jobs: int | None = Field(None, gt=0, description="most jobs in one micro-batch")
-    batch_max_tokens: int | None = Field(None, gt=0, description="most prompt tokens in one micro-batch")
-    drain_s: float = Field(25, ge=0, description="seconds that a stopping worker gives to running jobs")
-    health_host: str = Field("127.0.0.1", description="address of the worker's health endpoint")
-    health_port: int = Field(8001, ge=0, le=65535, description="port of the worker's health endpoint")
+    batch_max_jobs: int | None = Field(default=None, gt=0, description="most jobs in one micro-batch")
+    batch_max_tokens: int | None = Field(default=None, gt=0, description="most prompt tokens in one micro-batch")
+    max_attempts: int = Field(default=3, gt=0, description="a job under which the engine failed so often is given up")
+    drain_s: float = Field(default=25, ge=0, description="seconds that a stopping worker gives to running jobs")
+    health_host: str = Field(default="127.0.0.1", description="address of the worker's health endpoint")
+    health_port: int = Field(default=8001, ge=0, le=65535, description="port of the worker's health endpoint")
 
-    simulated_slots: int = Field(32, gt=0, description="sequences that the simulated engine runs at once")
-    simulated_kv_tokens: int = Field(131072, gt=0, description="KV cache of the simulated engine, in tokens")
-    simulated_step_ms: float = Field(20, ge=0, description="time of one decode step of the simulated engine")
-    simulated_prefill_tokens_per_s: float = Field(20000, gt=0, description="prefill speed of the simulated engine")
+    simulated_slots: int = Field(default=32, gt=0, description="sequences that the simulated engine runs at once")
+    simulated_kv_tokens: int = Field(default=131072, gt=0, description="KV cache of the simulated engine, in tokens")
+    simulated_step_ms: float = Field(default=20, ge=0, description="time of one decode step of the simulated engine")
+    simulated_prefill_tokens_per_s: float = Field(
+        default=20000, gt=0, description="prefill speed of the simulated engine"
+    )
 
-    data_dir: Path = Field(Path(".headway"), description="folder of `headway up`: Valkey's data, sockets, logs")
+    data_dir: Path = Field(default=Path(".headway"), description="folder of `headway up`: Valkey's data, sockets, logs")
 
     @field_validator("lane_shares", mode="before")
     @classmethod

@@ -1,6 +1,7 @@
 -- Starts an attempt for a lane entry that this worker has read.
 -- KEYS: 1 job  2 body  3 the stream that the entry was read from  4 events
 -- ARGV: 1 job id  2 entry  3 group  4 worker  5 batch name  6 jobs in the batch  7 why the batch closed
+--       8 its window in milliseconds
 -- Returns: {"opened", attempt, offset, record as a flat list, body}; the same again when this worker has it open already;
 --          {"lost"} when another worker has it;
 --          {"gone"} when the record is gone or names another entry, {"ended"} when the job has ended: nothing is left
@@ -21,6 +22,6 @@ if record[1] == 'in_progress' and record[4] == ARGV[4] then return opened() end 
 if record[1] == 'in_progress' then return { 'lost' } end -- fence
 redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 redis.call('HSET', KEYS[1], 'status', 'in_progress', 'worker', ARGV[4], 'started_at_ms', now_ms(),
-  'batch', ARGV[5], 'batch_size', ARGV[6], 'batch_closed_by', ARGV[7])
+  'batch', ARGV[5], 'batch_size', ARGV[6], 'batch_closed_by', ARGV[7], 'batch_window_ms', ARGV[8])
 event(KEYS[4], ARGV[1], 'in_progress')
 return opened()

@@ -1,6 +1,6 @@
 """The one seam between Headway and whatever generates tokens."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,7 +62,7 @@ class Engine(Protocol):
         """What the engine can hold, as the engine itself says."""
         ...
 
-    def run(self, request: Request) -> AsyncIterator[Chunk | Final]:
+    def run(self, request: Request) -> AsyncGenerator[Chunk | Final, None]:
         """Yields the chunks, if the body asks for a stream, and then exactly one `Final`.
 
         Closing the iterator aborts the request inside the engine, before `aclose()` returns.

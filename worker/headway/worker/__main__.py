@@ -1,0 +1,151 @@
+"""The command `headway worker`: settings → engine → worker; signals; the health endpoint."""
+
+import asyncio
+import logging
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+
+import click
+import uvicorn
+import uvloop
+from pydantic import ValidationError
+
+from headway.shared.errors import ConfigurationError
+from headway.shared.lanes import check_bounds
+from headway.shared.queue import Queue, Retention
+from headway.shared.settings import Settings
+from headway.worker.batch import Window
+from headway.worker.engines.base import Engine
+from headway.worker.health import health_app
+from headway.worker.worker import Worker
+
+#: The exit status after an engine's death: the supervisor shall start the worker again.
+ENGINE_DIED = 70
+
+
+@click.command("worker", context_settings={"ignore_unknown_options": True})
+@click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
+def main(engine_args: tuple[str, ...]) -> None:
+    """Run a worker: takes jobs from Redis and runs them on its engine.
+
+    Every flag of `vllm serve` can follow: headway worker -- --max-num-seqs 64
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = Settings()
+        status = uvloop.run(serve(settings, engine_args))
+    except (ConfigurationError, ValidationError) as error:
+        raise click.UsageError(str(error)) from error
+    sys.exit(status)
+
+
+async def serve(settings: Settings, engine_args: tuple[str, ...] = ()) -> int:
+    """Runs a worker until SIGTERM or SIGINT, or until its engine dies.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ConfigurationError: a setting does not fit the engine.
+    """
+    async with _engine(settings, engine_args) as engine, _queue(settings) as queue:
+        check_bounds(settings.lanes, engine.capacity().max_model_len)
+        worker = _worker(settings, queue, engine)
+        async with _health(settings, worker):
+            running = asyncio.create_task(worker.run())
+            stopping = asyncio.create_task(_stop_on_signal(worker, settings.drain_s))
+            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await running
+            stopping.cancel()
+        return 0 if engine.alive else ENGINE_DIED
+
+
+def _engine(settings: Settings, engine_args: tuple[str, ...]) -> AbstractAsyncContextManager[Engine]:
+    if settings.engine == "simulated":
+        return _simulated(settings)
+    from headway.worker.engines.vllm import VllmEngine
+
+    if not settings.model:
+        raise ConfigurationError("HEADWAY_MODEL names no model: a folder or a Hugging Face id")
+    argv = ["--model", settings.model, "--served-model-name", settings.model_name]
+    argv += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
+    if settings.max_model_len:
+        argv += ["--max-model-len", str(settings.max_model_len)]
+    return VllmEngine.start([*argv, *shlex.split(settings.engine_args), *engine_args])
+
+
+def _simulated(settings: Settings) -> AbstractAsyncContextManager[Engine]:
+    from headway.shared.tokens import load_counter
+    from headway.worker.engines.simulated import SimulatedEngine
+    from headway.worker.engines.step_model import Constants
+
+    counter = load_counter(settings)
+    constants = Constants(
+        step_s=settings.simulated_step_ms / 1000,
+        prefill_token_s=1 / settings.simulated_prefill_tokens_per_s,
+        decode_sequence_s=0,
+    )
+    return SimulatedEngine.start(
+        model=settings.model_name,
+        slots=settings.simulated_slots,
+        kv_tokens=settings.simulated_kv_tokens,
+        max_model_len=settings.max_model_len or settings.simulated_kv_tokens,
+        constants=constants,
+        count=lambda endpoint, body: sum(counter(endpoint, body)),
+    )
+
+
+def _queue(settings: Settings) -> AbstractAsyncContextManager[Queue]:
+    retention = Retention(settings.keep_record_s, settings.keep_result_s, settings.keep_log_s)
+    return Queue.connect(settings.redis_url, prefix=settings.prefix, retention=retention)
+
+
+def _worker(settings: Settings, queue: Queue, engine: Engine) -> Worker:
+    return Worker(
+        queue,
+        engine,
+        # Unique a process start: a worker that comes back must not be taken for the one that died.
+        name=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+        model=settings.model_name,
+        lanes=settings.lanes,
+        window=Window(settings.batch_max_wait_ms / 1000, settings.batch_max_jobs, settings.batch_max_tokens),
+        max_attempts=settings.max_attempts,
+    )
+
+
+async def _stop_on_signal(worker: Worker, drain_s: float) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    await worker.stop(drain_s)
+
+
+class _HealthServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone: they are the worker's."""
+        yield
+
+
+@asynccontextmanager
+async def _health(settings: Settings, worker: Worker) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        health_app(worker), settings.health_host, settings.health_port, lifespan="off", log_level="warning"
+    )
+    server = _HealthServer(config)
+    serving = asyncio.create_task(server.serve())
+    yield
+    server.should_exit = True
+    await serving
+
+
+if __name__ == "__main__":
+    main()

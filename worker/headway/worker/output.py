@@ -1,0 +1,69 @@
+"""What a run has produced so far, and how its job ends. No I/O."""
+
+import json
+import time
+from typing import Any
+
+from headway.shared.errors import HeadwayError, JobCancelled, error_body
+from headway.shared.job import Job, Outcome, Status
+from headway.worker.assemble import Assembler, as_stream
+from headway.worker.engines.base import Chunk, Final, Request
+
+
+class EngineFailed(HeadwayError):
+    """The engine failed under the job each time it was tried."""
+
+    code = "engine_failed"
+
+
+class Output:
+    """The answer of one attempt."""
+
+    def __init__(self, job: Job) -> None:
+        body: dict[str, Any] = json.loads(job.body)
+        self.request = Request(job.id, job.endpoint, as_stream(job.endpoint, body) or body)
+        self._assembler = Assembler(job.endpoint)
+        self._aborted = False
+        self._first_token_at: float | None = None
+        self.tokens = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes the next chunk of a stream."""
+        self._assembler.add(chunk.data)
+        if self._first_token_at is None and chunk.data.get("choices"):
+            self._first_token_at = time.monotonic()
+        self._look(chunk.data)
+
+    def first_token_age_s(self) -> float | None:
+        """Seconds since the first token; None for an answer that came whole."""
+        return None if self._first_token_at is None else time.monotonic() - self._first_token_at
+
+    def outcome(self, final: Final, *, last_attempt: bool) -> Outcome | None:
+        """How the job ends after the engine's last word; None when it shall be tried again.
+
+        2xx is an answer unless the engine was told to stop meanwhile ("abort", which comes with status 200). 4xx is the
+        caller's error and final at once. Everything else is the engine's fault.
+        """
+        if final.body is not None and final.status_code < 300:
+            self._look(json.loads(final.body))
+        if final.status_code < 300 and not self._aborted:
+            return Outcome(Status.COMPLETED, final.status_code, final.body or self._assembled())
+        if 400 <= final.status_code < 500:
+            return Outcome(Status.FAILED, final.status_code, final.body or b"")
+        if last_attempt:
+            error = EngineFailed("The engine failed while it ran this job.")
+            return Outcome(Status.FAILED, error.status_code, error_body(error))
+        return None
+
+    def cancelled(self) -> Outcome:
+        """The end of a cancelled job; the text so far is kept beside the error."""
+        error = JobCancelled("The job was cancelled while it ran.")
+        partial = json.loads(self._assembled()) if self._first_token_at is not None else None
+        return Outcome(Status.CANCELLED, error.status_code, error_body(error, partial=partial))
+
+    def _assembled(self) -> bytes:
+        return json.dumps(self._assembler.answer(), ensure_ascii=False).encode()
+
+    def _look(self, data: Any) -> None:
+        self._aborted |= any(choice.get("finish_reason") == "abort" for choice in data.get("choices") or ())
+        self.tokens = (data.get("usage") or {}).get("completion_tokens", self.tokens)

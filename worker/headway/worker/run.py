@@ -1,0 +1,132 @@
+"""One delivery, from its open to its end: the engine's chunks in, replies and the result out."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import Literal
+
+from headway.shared.job import Delivery, Outcome, Reply
+from headway.shared.queue import Queue
+from headway.worker.engines.base import Engine, Final
+from headway.worker.output import Output
+from headway.worker.patience import patiently
+
+_log = logging.getLogger(__name__)
+
+#: Why a run was ended from outside: a cancel, a drain, or another holder.
+Interruption = Literal["cancel", "return", "lost"]
+
+
+class Run:
+    """Runs one delivery. Publishing goes on beside generating: what comes during one append travels with the next."""
+
+    def __init__(self, queue: Queue, engine: Engine, delivery: Delivery, *, max_attempts: int) -> None:
+        self._queue = queue
+        self._engine = engine
+        self._delivery = delivery
+        self._max_attempts = max_attempts
+        self._output = Output(delivery.job)
+        self._offset = delivery.offset
+        # An earlier attempt has published: readers must know that what they have is void.
+        self._outbox: list[Reply] = [Reply(0, "restarted", b"{}")] if delivery.offset else []
+        self._news = asyncio.Event()
+        self._ended = False
+        self._interruption: Interruption | None = None
+        self._generating: asyncio.Task[Final] | None = None
+
+    @property
+    def job_id(self) -> str:
+        return self._delivery.job.id
+
+    def interrupt(self, why: Interruption) -> None:
+        """Aborts the run inside the engine; the first reason given is the one that counts."""
+        self._interruption = self._interruption or why
+        if self._generating is not None:
+            self._generating.cancel()
+
+    async def __call__(self) -> None:
+        """Generates and publishes, and then finishes the job or gives it back."""
+        self._generating = asyncio.create_task(self._generate())
+        publishing = asyncio.create_task(self._publish())
+        if self._interruption:
+            self._generating.cancel()
+        await asyncio.wait([self._generating])
+        self._ended = True
+        self._news.set()
+        await publishing
+        await self._conclude()
+
+    async def _generate(self) -> Final:
+        request = self._output.request
+        async with aclosing(self._engine.run(request)) as items:
+            async for item in items:
+                if isinstance(item, Final):
+                    return item
+                self._output.add(item)
+                if self._delivery.job.log:
+                    self._outbox.append(Reply(0, "chunk", item.raw))
+                    self._news.set()
+        raise RuntimeError("the engine ended a run without a Final")
+
+    async def _publish(self) -> None:
+        while not self._ended and self._interruption != "lost":
+            await self._news.wait()
+            self._news.clear()
+            if self._outbox and not self._ended:
+                await self._append(self._take_outbox())
+
+    async def _append(self, replies: list[Reply]) -> None:
+        word, cancel = await patiently(lambda: self._queue.append(self._delivery, self._offset, replies))
+        self._offset += len(replies)
+        if word == "lost":
+            self.interrupt("lost")
+        elif cancel:
+            self.interrupt("cancel")
+
+    def _take_outbox(self) -> list[Reply]:
+        replies, self._outbox = self._outbox, []
+        return replies
+
+    async def _conclude(self) -> None:
+        if self._interruption == "lost":
+            _log.warning("%s: another worker has it; nothing more is published", self.job_id)
+            return
+        outcome = self._outcome()
+        if outcome is None and await self._give_back() == "cancelled":
+            outcome = self._output.cancelled()
+        if outcome is not None:
+            await self._finish(outcome)
+
+    def _outcome(self) -> Outcome | None:
+        """How the job ends; None when it goes back to its lane."""
+        assert self._generating is not None
+        if self._generating.cancelled():
+            return self._output.cancelled() if self._interruption == "cancel" else None
+        last_attempt = self._delivery.attempt >= self._max_attempts
+        return self._output.outcome(self._final(self._generating), last_attempt=last_attempt)
+
+    def _final(self, generating: asyncio.Task[Final]) -> Final:
+        error = generating.exception()
+        if error is None:
+            return generating.result()
+        _log.error("%s: the engine raised %s", self.job_id, type(error).__name__, exc_info=error)
+        return Final(500, None)
+
+    async def _give_back(self) -> Literal["ok", "lost", "cancelled"]:
+        reason = self._interruption or "engine failed"
+        word = await patiently(lambda: self._queue.requeue(self._delivery, reason))
+        _log.info("%s: attempt %d given back (%s): %s", self.job_id, self._delivery.attempt, reason, word)
+        return word
+
+    async def _finish(self, outcome: Outcome) -> None:
+        replies = self._take_outbox()
+        await patiently(
+            lambda: self._queue.finish(
+                self._delivery,
+                self._offset,
+                outcome,
+                replies=replies,
+                output_tokens=self._output.tokens,
+                first_token_age_s=self._output.first_token_age_s(),
+            )
+        )

@@ -1,0 +1,233 @@
+"""Worker: takes jobs from the lanes of one model and runs them on one engine."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from typing import Literal
+
+from headway.shared.errors import QueueUnavailable
+from headway.shared.job import Delivery, Ticket
+from headway.shared.lane_reader import LaneReader
+from headway.shared.lanes import Lane
+from headway.shared.queue import Batch, Queue
+from headway.worker.batch import MicroBatch, Window, collect
+from headway.worker.budget import Budget
+from headway.worker.engines.base import Engine
+from headway.worker.patience import patiently
+from headway.worker.run import Run
+
+_log = logging.getLogger(__name__)
+
+#: What a worker is doing; only the first two are healthy.
+State = Literal["pulling", "full", "starting", "waiting for Redis", "quiet", "stopped", "engine died"]
+
+#: Seconds between two looks at the engine.
+_WATCH_S = 0.2
+
+
+class Worker:
+    """Its duties, in the order in which a job meets them: read what there is room for, admit it as a micro-batch, run
+    each job until it ends on its own, and refill; until somebody says `quiet` or `stop`, or the engine dies."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        engine: Engine,
+        *,
+        name: str,
+        model: str,
+        lanes: Iterable[Lane],
+        window: Window | None = None,
+        max_attempts: int = 3,
+    ) -> None:
+        self.name = name
+        self.state: State = "starting"
+        self._queue = queue
+        self._engine = engine
+        self._model = model
+        self._lanes = tuple(lanes)
+        self._window = window or Window()
+        self._max_attempts = max_attempts
+        self._budget = Budget(engine.capacity(), self._lanes)
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
+        self._quiet = False
+        self._unsure = False
+        self._reader: LaneReader | None = None
+        self._numbers = itertools.count(1)
+
+    @property
+    def running(self) -> int:
+        """Jobs in hand."""
+        return len(self._runs)
+
+    @property
+    def pulling(self) -> bool:
+        """Whether it takes work, or would as soon as there is room: the meaning of its health."""
+        return self.state in ("pulling", "full") and self._engine.alive
+
+    async def run(self) -> None:
+        """Pulls work until `quiet`, `stop` or the engine's death; returns when no job is in hand any more."""
+        watching = asyncio.create_task(self._watch_engine())
+        try:
+            async with (
+                self._queue.lane_reader(self.name, self._model) as self._reader,
+                self._queue.cancels(self._on_cancel),
+            ):
+                while not self._quiet:
+                    await self._turn(self._reader)
+                await self._drained()
+        finally:
+            watching.cancel()
+            self.state = "stopped" if self._engine.alive else "engine died"
+
+    async def quiet(self) -> None:
+        """Reads no more. What was read but not started goes back at once; what runs goes on."""
+        self._quiet = True
+        if self.state != "engine died":
+            self.state = "quiet"
+        self._room.set()
+        if self._reader is not None:
+            await self._reader.wake()
+
+    async def stop(self, deadline_s: float) -> None:
+        """Goes quiet, gives running jobs `deadline_s` seconds to end, and returns the rest to their lanes."""
+        await self.quiet()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=deadline_s)
+        for run in self._runs.values():
+            run.interrupt("return")
+        await self._drained()
+
+    async def _turn(self, reader: LaneReader) -> None:
+        if self._unsure:
+            self._set_state("waiting for Redis")
+            await self._recover(reader)
+        batch = await collect(self._read, self._window)
+        if batch is not None:
+            await self._admit(batch)
+
+    async def _read(self, most: int | None, wait_s: float | None) -> list[Ticket] | None:
+        """Reads what there is room for, lane by lane, and waits only when all are empty.
+
+        None without room, when quiet, or when Redis is down; then what was read before is admitted all the same.
+        """
+        assert self._reader is not None
+        tickets: list[Ticket] = []
+        try:
+            names = await self._reader.lanes(lane.name for lane in self._lanes)
+            rooms = {name: room for name in names if (room := self._budget.room(name))}
+            if self._quiet or not rooms:
+                await self._await_room(wait_s)
+                return None
+            self._set_state("pulling")
+            for name, room in rooms.items():
+                if (count := room if most is None else min(room, most - len(tickets))) > 0:
+                    tickets += await self._take(await self._reader.read(name, count))
+            if not tickets:
+                tickets += await self._take(await self._reader.wait(rooms, wait_s))
+        except QueueUnavailable as error:
+            _log.warning("waiting for Redis: %s", error)
+            self._unsure = True
+            return tickets or None
+        return tickets
+
+    async def _await_room(self, wait_s: float | None) -> None:
+        """Waits for room before a window. Inside one the batch goes to the engine at once: nothing more can join it."""
+        if wait_s is None and not self._quiet:
+            self._set_state("full")
+            self._room.clear()
+            await self._room.wait()
+
+    async def _take(self, tickets: Iterable[Ticket]) -> list[Ticket]:
+        """Keeps the tickets that fit and returns the others to their lanes at once."""
+        fitting = [ticket for ticket in tickets if self._budget.take(ticket)]
+        await self._return([ticket for ticket in tickets if ticket not in fitting], "no room")
+        return fitting
+
+    async def _return(self, tickets: Iterable[Ticket], reason: str) -> None:
+        await asyncio.gather(*(self._requeue(ticket, reason) for ticket in tickets))
+
+    async def _requeue(self, ticket: Ticket, reason: str) -> None:
+        await patiently(lambda: self._queue.requeue(ticket, reason))
+
+    async def _recover(self, reader: LaneReader) -> None:
+        """Returns the entries that a read whose answer was lost has left in this worker's name."""
+        names = await patiently(lambda: reader.lanes(lane.name for lane in self._lanes))
+        tickets = await patiently(lambda: reader.recover(names))
+        await self._return([ticket for ticket in tickets if ticket.job_id not in self._runs], "lost read")
+        self._unsure = False
+
+    async def _admit(self, batch: MicroBatch) -> None:
+        for ticket in batch.surplus:
+            self._budget.release(ticket)
+        await self._return(batch.surplus, "no room")
+        if self._quiet:
+            for ticket in batch.tickets:
+                self._release(ticket)
+            await self._return(batch.tickets, "quiet")
+        else:
+            described = self._describe(batch)
+            await asyncio.gather(*(self._open(ticket, described) for ticket in batch.tickets))
+
+    def _describe(self, batch: MicroBatch) -> Batch:
+        window_ms = round(1000 * (time.monotonic() - batch.opened_at))
+        name = f"{self.name}/{next(self._numbers)}"
+        _log.info(
+            "micro-batch %s: %d jobs, %d prompt tokens, %s after %d ms",
+            name, len(batch.tickets), batch.prompt_tokens, batch.closed_by, window_ms,
+        )  # fmt: skip
+        return Batch(name, len(batch.tickets), str(batch.closed_by), window_ms)
+
+    async def _open(self, ticket: Ticket, batch: Batch) -> None:
+        delivery = await patiently(lambda: self._queue.open(ticket, self.name, batch))
+        if delivery is None:
+            self._release(ticket)
+        else:
+            self._start(delivery)
+
+    def _start(self, delivery: Delivery) -> None:
+        run = Run(self._queue, self._engine, delivery, max_attempts=self._max_attempts)
+        self._runs[run.job_id] = run
+        task = asyncio.create_task(run(), name=run.job_id)
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._ended(task, delivery))
+
+    def _ended(self, task: asyncio.Task[None], delivery: Delivery) -> None:
+        self._tasks.discard(task)
+        del self._runs[delivery.job.id]
+        self._release(delivery.ticket)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s: the run broke off", delivery.job.id, exc_info=error)
+
+    def _release(self, ticket: Ticket) -> None:
+        """Frees a job's room, and wakes a read that did not watch its lane for want of room."""
+        was_full = not self._budget.room(ticket.lane)
+        self._budget.release(ticket)
+        self._room.set()
+        if was_full and self._reader is not None:
+            waking = asyncio.create_task(self._reader.wake())
+            self._tasks.add(waking)
+            waking.add_done_callback(self._tasks.discard)
+
+    def _on_cancel(self, job_id: bytes | None) -> None:
+        if job_id is not None and (run := self._runs.get(job_id.decode())):
+            run.interrupt("cancel")
+
+    async def _watch_engine(self) -> None:
+        while self._engine.alive:  # noqa: ASYNC110 - the seam has no event: an engine is asked, as health checks do
+            await asyncio.sleep(_WATCH_S)
+        _log.critical("the engine died; giving %d jobs back", self.running)
+        self.state = "engine died"
+        await self.quiet()
+
+    async def _drained(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _set_state(self, state: State) -> None:
+        if not self._quiet:
+            self.state = state
