@@ -5,7 +5,7 @@
 --       6 keep record, 7 result, 8 log: milliseconds
 -- Returns: the status after the call, or false when there is no such job.
 local record = redis.call('HMGET', KEYS[1], 'status', 'offset')
-if not record[1] then return false end -- fence
+-- A job that is unknown has no status, which is false and no living one either.
 if ended(record[1]) then return record[1] end -- fence
 if record[1] == 'in_progress' then
   redis.call('HSET', KEYS[1], 'cancel', 1)

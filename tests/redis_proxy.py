@@ -1,0 +1,69 @@
+"""A TCP or Unix proxy before the server that can swallow one answer, as a connection that breaks just then does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+
+class Proxy:
+    """Passes everything on; after `swallow(text)`, the answer to the next request that holds the text is lost."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._text: bytes | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.swallowed = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def before(cls, url: str, folder: Path) -> AsyncIterator[tuple["Proxy", str]]:
+        """A proxy before the server at a `unix://` URL, and the URL of the proxy."""
+        proxy = cls(url.removeprefix("unix://"))
+        path = folder / "p.sock"
+        server = await asyncio.start_unix_server(proxy._serve, path)
+        try:
+            yield proxy, f"unix://{path}"
+        finally:
+            server.close()
+            for task in proxy._tasks:
+                task.cancel()
+            await asyncio.gather(*proxy._tasks, return_exceptions=True)
+
+    def swallow(self, text: bytes) -> None:
+        self._text = text
+
+    async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._upstream)
+        doomed = asyncio.Event()
+        tasks = {
+            asyncio.create_task(self._requests(client, writer, doomed)),
+            asyncio.create_task(self._answers(reader, answer, doomed)),
+        }
+        self._tasks |= tasks
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for one in (writer, answer):
+            one.close()
+            with suppress(OSError):
+                await one.wait_closed()
+        for task in tasks:
+            task.cancel()
+        self._tasks -= tasks
+
+    async def _requests(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, doomed: asyncio.Event) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if self._text is not None and self._text in data:
+                    self._text = None
+                    doomed.set()
+                sink.write(data)
+                await sink.drain()
+
+    async def _answers(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, doomed: asyncio.Event) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if doomed.is_set():
+                    self.swallowed += 1
+                    return  # The server has done it; the client gets a broken connection instead of the answer.
+                sink.write(data)
+                await sink.drain()
