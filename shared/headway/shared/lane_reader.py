@@ -36,6 +36,7 @@ class LaneReader:
         self._model = model
         self._grouped: set[str] = set()
         self._blocked_client: int | None = None
+        self._wake_wanted = False
 
     async def lanes(self, known: Iterable[str]) -> list[str]:
         """The names of all lanes that may hold jobs of this model: the known ones, and what earlier bounds have left.
@@ -71,16 +72,21 @@ class LaneReader:
         """
         streams = {s: ">" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
         deadline = asyncio.get_running_loop().time() + (MAX_BLOCK_S if timeout_s is None else timeout_s)
-        self._blocked_client = await self._safely(self._redis.client_id)
+        client = await self._safely(self._redis.client_id)
         timer = asyncio.create_task(self._wake_at(deadline))
         try:
+            if self._wake_wanted:
+                return []
+            self._blocked_client = client
             return await self._xreadgroup(streams, 1, MAX_BLOCK_S)
         finally:
             self._blocked_client = None
+            self._wake_wanted = False
             timer.cancel()
 
     async def wake(self) -> None:
-        """Ends a `wait` that is going on."""
+        """Ends the `wait` that is going on; without one, the next ends at once, for it may have been on its way."""
+        self._wake_wanted = True
         while (client := self._blocked_client) is not None:
             with suppress(ResponseError, QueueUnavailable):
                 if await self._pipeline.command("CLIENT", "UNBLOCK", client, "TIMEOUT"):

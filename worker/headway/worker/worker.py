@@ -69,6 +69,10 @@ class Worker:
         """Whether it takes work, or would as soon as there is room: the meaning of its health."""
         return self.state in ("pulling", "full") and self._engine.alive
 
+    @property
+    def _accepting(self) -> bool:
+        return self._engine.alive and not self._quiet
+
     async def run(self) -> None:
         """Pulls work until `quiet`, `stop` or the engine's death; returns when no job is in hand any more."""
         watching = asyncio.create_task(self._watch_engine())
@@ -77,7 +81,7 @@ class Worker:
                 self._queue.lane_reader(self.name, self._model) as self._reader,
                 self._queue.cancels(self._on_cancel),
             ):
-                while not self._quiet:
+                while self._accepting:
                     await self._turn(self._reader)
                 await self._drained()
         finally:
@@ -120,7 +124,7 @@ class Worker:
         try:
             names = await self._reader.lanes(lane.name for lane in self._lanes)
             rooms = {name: room for name in names if (room := self._budget.room(name))}
-            if self._quiet or not rooms:
+            if not self._accepting or not rooms:
                 await self._await_room(wait_s)
                 return None
             self._set_state("pulling")
@@ -137,7 +141,7 @@ class Worker:
 
     async def _await_room(self, wait_s: float | None) -> None:
         """Waits for room before a window. Inside one the batch goes to the engine at once: nothing more can join it."""
-        if wait_s is None and not self._quiet:
+        if wait_s is None and self._accepting:
             self._set_state("full")
             self._room.clear()
             await self._room.wait()
@@ -165,7 +169,7 @@ class Worker:
         for ticket in batch.surplus:
             self._budget.release(ticket)
         await self._return(batch.surplus, "no room")
-        if self._quiet:
+        if not self._accepting:
             for ticket in batch.tickets:
                 self._release(ticket)
             await self._return(batch.tickets, "quiet")

@@ -1,0 +1,77 @@
+"""Static shares of slots and KV tokens."""
+
+import pytest
+
+from headway.shared.job import Ticket
+from headway.shared.lanes import make_lanes
+from headway.worker.budget import Budget
+from headway.worker.engines.base import Capacity
+
+LANES = make_lanes(256, 1024, (0.5, 0.3, 0.2))
+
+
+def _ticket(lane: str = "short", tokens: int = 10, choices: int = 1) -> Ticket:
+    return Ticket("job", "stream", "1-0", lane, tokens, tokens, choices)
+
+
+@pytest.fixture
+def budget() -> Budget:
+    """10 slots and 10,000 KV tokens, a tenth of which stays free: 4,500 for lane short."""
+    return Budget(Capacity(10, 10_000, 8192), LANES)
+
+
+def test_each_lane_has_its_share(budget: Budget) -> None:
+    assert [budget.room(lane.name) for lane in LANES] == [5, 3, 2]
+
+
+def test_a_lane_has_at_least_one_slot() -> None:
+    # Given an engine with two slots, I expect a slot for each of the three lanes all the same
+    assert [Budget(Capacity(2, 100, 100), LANES).room(lane.name) for lane in LANES] == [1, 1, 1]
+
+
+def test_what_is_taken_comes_back(budget: Budget) -> None:
+    # If I take all slots of a lane, I expect no room there, and unchanged room elsewhere; then all of it again
+    tickets = [_ticket() for _ in range(5)]
+    assert all(budget.take(ticket) for ticket in tickets)
+    assert (budget.room("short"), budget.room("mid")) == (0, 3)
+    assert not budget.take(_ticket())
+    for ticket in tickets:
+        budget.release(ticket)
+    assert budget.room("short") == 5
+
+
+def test_choices_count_as_slots(budget: Budget) -> None:
+    assert budget.take(_ticket(choices=4))
+    assert budget.room("short") == 1
+    assert not budget.take(_ticket(choices=2))
+
+
+def test_a_job_that_does_not_fit_closes_its_lane_until_it_does(budget: Budget) -> None:
+    # Given 3,000 of 4,500 tokens taken
+    held = _ticket(tokens=3000)
+    assert budget.take(held)
+
+    # If a job of 2,000 does not fit, I expect no room, so that it is not read again and again
+    assert not budget.take(_ticket(tokens=2000))
+    assert budget.room("short") == 0
+
+    # And room as soon as it fits
+    budget.release(held)
+    assert budget.room("short") == 5
+    assert budget.take(_ticket(tokens=2000))
+
+
+def test_a_job_alone_in_its_lane_always_fits(budget: Budget) -> None:
+    # Given a job with more tokens and choices than its lane; I expect it to fit alone, and nothing beside it
+    assert budget.take(_ticket("long", tokens=9000, choices=8))
+    assert budget.room("long") == 0
+    assert not budget.take(_ticket("long"))
+
+
+def test_a_lane_that_is_not_configured_gets_one_job_at_a_time(budget: Budget) -> None:
+    ticket = _ticket("huge", tokens=500)
+    assert budget.room("huge") == 1
+    assert budget.take(ticket)
+    assert budget.room("huge") == 0
+    budget.release(ticket)
+    assert budget.room("huge") == 1

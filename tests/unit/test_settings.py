@@ -1,0 +1,59 @@
+"""Settings come from the environment, and wrong ones are refused by name."""
+
+import pytest
+from pydantic import ValidationError
+
+from headway.shared.errors import ConfigurationError
+from headway.shared.settings import Settings
+
+
+def test_defaults_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"HEADWAY_{name.upper()}", raising=False)
+    settings = Settings()
+    assert [lane.name for lane in settings.lanes] == ["short", "mid", "long"]
+    assert settings.batch_max_wait_ms == 0
+
+
+def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an environment
+    monkeypatch.setenv("HEADWAY_SHORT_BELOW", "256")
+    monkeypatch.setenv("HEADWAY_MID_TO", "1024")
+    monkeypatch.setenv("HEADWAY_LANE_SHARES", "0.6,0.2,0.2")
+    monkeypatch.setenv("HEADWAY_MAX_MODEL_LEN", "")
+
+    # I expect its values, and an empty one to count as unset
+    settings = Settings()
+    assert [lane.max_prompt_tokens for lane in settings.lanes] == [255, 1024, None]
+    assert [lane.share for lane in settings.lanes] == [0.6, 0.2, 0.2]
+    assert settings.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEADWAY_API_PORT", "70000"),
+        ("HEADWAY_BATCH_MAX_WAIT_MS", "-1"),
+        ("HEADWAY_ENGINE", "magic"),
+        ("HEADWAY_ENGINE_ARGS", "--unclosed 'quote"),
+        ("HEADWAY_LANE_SHARES", "0.5,0.5"),
+        ("HEADWAY_PREFIX", "white space"),
+    ],
+)
+def test_wrong_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError) as caught:
+        Settings()
+    assert name.removeprefix("HEADWAY_").lower() in str(caught.value)
+
+
+def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_SHORT_BELOW", "2000")
+    monkeypatch.setenv("HEADWAY_MID_TO", "1000")
+    with pytest.raises(ConfigurationError, match="HEADWAY_SHORT_BELOW=2000, HEADWAY_MID_TO=1000"):
+        Settings()
+
+
+@pytest.mark.parametrize(("served", "model", "name"), [("s", "m", "s"), ("", "org/m", "org/m"), ("", "", "simulated")])
+def test_the_name_that_callers_use(served: str, model: str, name: str) -> None:
+    assert Settings(served_model=served, model=model, engine="simulated").model_name == name
