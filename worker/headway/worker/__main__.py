@@ -95,7 +95,9 @@ def _simulated(settings: Settings) -> AbstractAsyncContextManager[Engine]:
         model=settings.model_name,
         slots=settings.simulated_slots,
         kv_tokens=settings.simulated_kv_tokens,
-        max_model_len=settings.max_model_len or settings.simulated_kv_tokens,
+        # The model's KV memory comes in whole blocks.
+        max_model_len=settings.max_model_len
+        or settings.simulated_kv_tokens // constants.block_tokens * constants.block_tokens,
         constants=constants,
         count=lambda endpoint, body: sum(counter(endpoint, body)),
     )

@@ -1,0 +1,85 @@
+"""How a job ends, from what its engine said."""
+
+import json
+
+import pytest
+
+from engine_fakes import chunk
+from headway.shared.job import Outcome, Status
+from headway.worker.engines.base import Chunk, Final
+from headway.worker.output import Output
+from helpers import make_job
+
+
+@pytest.fixture
+def output() -> Output:
+    return Output(make_job(body=b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}'))
+
+
+def _usage(tokens: int) -> Chunk:
+    return Chunk(b"", {"choices": [], "usage": {"prompt_tokens": 1, "total_tokens": 1, "completion_tokens": tokens}})
+
+
+def _outcome(output: Output, final: Final, *, last_attempt: bool = False) -> Outcome:
+    outcome = output.outcome(final, last_attempt=last_attempt)
+    assert outcome is not None
+    return outcome
+
+
+def test_a_plain_request_runs_as_a_stream_with_usage(output: Output) -> None:
+    assert output.request.body["stream"] is True
+    assert output.request.body["stream_options"] == {"include_usage": True}
+
+
+def test_a_stream_is_assembled(output: Output) -> None:
+    # Given chunks and their usage
+    for item in (chunk("Hel"), chunk("lo"), chunk("", "stop"), _usage(2)):
+        output.add(item)
+
+    # If the engine ends well, I expect the plain answer, its tokens and the age of the first
+    outcome = _outcome(output, Final(200, None))
+    assert (outcome.status, outcome.status_code) == (Status.COMPLETED, 200)
+    assert json.loads(outcome.body)["choices"][0]["message"]["content"] == "Hello"
+    assert output.tokens == 2
+    assert output.first_token_age_s() is not None
+
+
+def test_a_plain_answer_is_kept_as_it_is(output: Output) -> None:
+    body = b'{"choices": [{"finish_reason": "stop"}],  "usage": {"completion_tokens": 7}}'
+    assert _outcome(output, Final(200, body)).body == body
+    assert output.tokens == 7
+    assert output.first_token_age_s() is None
+
+
+def test_the_callers_errors_are_final(output: Output) -> None:
+    outcome = _outcome(output, Final(422, b'{"error": {}}'))
+    assert (outcome.status, outcome.status_code, outcome.body) == (Status.FAILED, 422, b'{"error": {}}')
+
+
+@pytest.mark.parametrize(
+    "final", [Final(500, b"{}"), Final(503, None), Final(200, b'{"choices": [{"finish_reason": "abort"}]}')]
+)
+def test_the_engines_errors_are_tried_again(output: Output, final: Final) -> None:
+    # I expect no outcome, and on the last attempt a failure that tells nothing of the engine's insides
+    assert output.outcome(final, last_attempt=False) is None
+    outcome = _outcome(output, final, last_attempt=True)
+    assert (outcome.status, outcome.status_code) == (Status.FAILED, 500)
+    assert json.loads(outcome.body)["error"]["code"] == "engine_failed"
+
+
+def test_an_abort_inside_a_stream_is_no_answer(output: Output) -> None:
+    output.add(chunk("Hel"))
+    output.add(chunk("", "abort"))
+    assert output.outcome(Final(200, None), last_attempt=False) is None
+
+
+def test_a_cancelled_job_keeps_its_text(output: Output) -> None:
+    output.add(chunk("Hel"))
+    outcome = output.cancelled()
+    body = json.loads(outcome.body)
+    assert (outcome.status, outcome.status_code, body["error"]["code"]) == (Status.CANCELLED, 499, "cancelled")
+    assert body["partial"]["choices"][0]["message"]["content"] == "Hel"
+
+
+def test_a_job_cancelled_before_its_first_token_has_no_text(output: Output) -> None:
+    assert json.loads(output.cancelled().body)["partial"] is None
