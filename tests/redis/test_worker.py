@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -276,6 +277,62 @@ async def test_cancel_of_a_running_job_aborts_it(queue: Queue, working: Working,
             assert result is not None
             assert result.status is Status.CANCELLED
             assert json.loads(result.body)["partial"]["choices"][0]["message"]["content"] == "Hello"
+
+
+async def test_a_cancel_whose_notice_was_lost_is_found(
+    queue: Queue, working: Working, engine: ScriptedEngine, redis: Redis, keys: Keys
+) -> None:
+    # Given a running job without a log, whose cancel flag was set while the worker's notices were away
+    job = make_job(log=False)
+    engine.hold(job.id)
+    await queue.submit(job)
+    async with working():
+        await eventually(lambda: engine.started)
+        await redis.hset(keys.job(job.id), "cancel", "1")
+
+        # If the notices come back, I expect it to be cancelled
+        await redis.client_kill_filter(_type="pubsub")
+        (record,) = await _ends(queue, job)
+        assert record.status is Status.CANCELLED
+
+
+async def test_a_cancel_that_overtakes_the_open_counts(
+    queue: Queue, working: Working, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a job that is cancelled after its open, before the worker has the answer
+    job = make_job(log=False)
+    engine.hold(job.id)
+    told = asyncio.Event()
+    opened = Queue.open
+
+    async def open_slowly(self: Queue, *args: Any) -> Any:
+        delivery = await opened(self, *args)
+        assert await queue.cancel(job.id) is Status.IN_PROGRESS
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        return delivery
+
+    monkeypatch.setattr(Queue, "open", open_slowly)
+
+    # If it runs, I expect it to be cancelled
+    async with working(), queue.cancels(lambda message: told.set() if message else None):
+        await queue.submit(job)
+        (record,) = await _ends(queue, job)
+        assert record.status is Status.CANCELLED
+
+
+async def test_a_body_that_is_no_json_fails_its_job_alone(queue: Queue, working: Working) -> None:
+    # Given a job that no API would have made, and one behind it
+    broken, good = make_job(body=b"{"), make_job()
+    async with working():
+        for job in (broken, good):
+            await queue.submit(job)
+
+        # I expect the first to fail, and the worker to go on
+        records = await _ends(queue, broken, good)
+        assert [(record.status, record.status_code) for record in records] == [
+            (Status.FAILED, 400),
+            (Status.COMPLETED, 200),
+        ]
 
 
 async def test_stop_finishes_what_fits_and_returns_the_rest(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from engine_fakes import chunk
+from headway.shared.errors import InvalidRequest
 from headway.shared.job import Outcome, Status
 from headway.worker.engines.base import Chunk, Final
 from headway.worker.output import Output
@@ -27,8 +28,8 @@ def _outcome(output: Output, final: Final, *, last_attempt: bool = False) -> Out
 
 
 def test_a_plain_request_runs_as_a_stream_with_usage(output: Output) -> None:
-    assert output.request.body["stream"] is True
-    assert output.request.body["stream_options"] == {"include_usage": True}
+    assert output.request().body["stream"] is True
+    assert output.request().body["stream_options"] == {"include_usage": True}
 
 
 def test_a_stream_is_assembled(output: Output) -> None:
@@ -83,3 +84,9 @@ def test_a_cancelled_job_keeps_its_text(output: Output) -> None:
 
 def test_a_job_cancelled_before_its_first_token_has_no_text(output: Output) -> None:
     assert json.loads(output.cancelled().body)["partial"] is None
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
+def test_a_body_that_is_no_json_object_is_the_callers_error(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        Output(make_job(body=body)).request()

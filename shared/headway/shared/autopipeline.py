@@ -46,6 +46,7 @@ class AutoPipeline:
         self._redis = redis
         self._waiting: list[_Call] = []
         self._wake = asyncio.Event()
+        self._closing = False
         self._pump = asyncio.create_task(self._run(), name="autopipeline")
 
     async def command(self, *command: Any) -> Any:
@@ -64,6 +65,8 @@ class AutoPipeline:
 
     async def aclose(self) -> None:
         """Ends the pump; what still waits gets QueueUnavailable."""
+        # redis-py sends under asyncio.wait_for, which in Python 3.11 loses a cancellation that comes as it returns.
+        self._closing = True
         self._pump.cancel()
         with suppress(asyncio.CancelledError):
             await self._pump
@@ -77,10 +80,10 @@ class AutoPipeline:
         return await call.answer
 
     async def _run(self) -> None:
-        while True:
+        while not self._closing:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
+            while self._waiting and not self._closing:
                 # One turn of the loop, so that tasks woken by the same event travel together.
                 await asyncio.sleep(0)
                 calls, self._waiting = self._waiting[:MAX_PIPELINE], self._waiting[MAX_PIPELINE:]

@@ -4,9 +4,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 #: A subscriber's callback: the message, or None when messages may have been missed (subscribed just now, or again).
@@ -28,7 +29,7 @@ class Notices:
         """
         self._redis = redis
         self._idle_channel = idle_channel
-        self._pubsub: PubSub | None = None
+        self._connection: AbstractConnection | None = None
         self._callbacks: dict[bytes, list[Notify]] = defaultdict(list)
         self._confirmed: set[bytes] = set()
         self._listener = asyncio.create_task(self._listen(), name="notices")
@@ -43,14 +44,14 @@ class Notices:
             if name in self._confirmed:
                 notify(None)
             elif len(callbacks) == 1:
-                await self._subscribe(channel)
+                await self._send("SUBSCRIBE", channel)
             yield
         finally:
             callbacks.remove(notify)
             if not callbacks:
                 del self._callbacks[name]
                 self._confirmed.discard(name)
-                await self._unsubscribe(channel)
+                await self._send("UNSUBSCRIBE", channel)
 
     async def aclose(self) -> None:
         """Ends the listener and its connection."""
@@ -58,16 +59,12 @@ class Notices:
         with suppress(asyncio.CancelledError):
             await self._listener
 
-    async def _subscribe(self, channel: str) -> None:
-        # While the server is down nothing is sent: the listener subscribes to all channels when it is back.
-        if self._pubsub is not None:
+    async def _send(self, command: str, channel: str) -> None:
+        # Never on a broken connection, which redis-py would open again under the listener's feet. The listener
+        # subscribes to all channels when it is back.
+        if self._connection is not None and self._connection.is_connected:
             with suppress(RedisError, OSError):
-                await self._pubsub.subscribe(channel)
-
-    async def _unsubscribe(self, channel: str) -> None:
-        if self._pubsub is not None:
-            with suppress(RedisError, OSError):
-                await self._pubsub.unsubscribe(channel)
+                await self._connection.send_command(command, channel)
 
     async def _listen(self) -> None:
         while True:
@@ -77,24 +74,23 @@ class Notices:
             await asyncio.sleep(_RECONNECT_S)
 
     async def _listen_once(self) -> None:
-        async with self._redis.pubsub() as pubsub:
-            try:
-                # The first command makes the connection; two at once would make two.
-                await pubsub.subscribe(self._idle_channel)
-                self._pubsub = pubsub
-                if self._callbacks:
-                    await pubsub.subscribe(*self._callbacks)
-                async for message in pubsub.listen():
-                    self._hand_out(message)
-            finally:
-                self._pubsub = None
+        # redis-py's PubSub reconnects in whichever task meets the error first, so two tasks make two connections.
+        pool = self._redis.connection_pool
+        self._connection = connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.send_command("SUBSCRIBE", self._idle_channel, *self._callbacks)
+            while True:
+                self._hand_out(await connection.read_response())
+        finally:
+            self._connection = None
+            await connection.disconnect()
+            await pool.release(connection)
 
-    def _hand_out(self, message: dict[str, object]) -> None:
-        name, kind = message["channel"], message["type"]
-        if not isinstance(name, bytes) or kind not in ("message", "subscribe"):
-            return
-        if kind == "subscribe" and name in self._callbacks:
+    def _hand_out(self, message: Any) -> None:
+        """A message is its kind, the channel, and the payload or the number of subscriptions."""
+        kind, name, payload = message
+        if kind == b"subscribe" and name in self._callbacks:
             self._confirmed.add(name)
-        payload = message["data"] if kind == "message" else None
-        for notify in tuple(self._callbacks.get(name, ())):
-            notify(payload if isinstance(payload, bytes) else None)
+        if kind in (b"subscribe", b"message"):
+            for notify in tuple(self._callbacks.get(name, ())):
+                notify(payload if kind == b"message" else None)

@@ -294,8 +294,10 @@ class Queue:
 
 
 async def _wait(news: asyncio.Event, timeout_s: float) -> None:
+    # Not asyncio.wait_for: in Python 3.11 it loses a cancellation that comes together with the news.
     with suppress(TimeoutError):
-        await asyncio.wait_for(news.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
     news.clear()
 
 

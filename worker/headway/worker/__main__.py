@@ -54,12 +54,13 @@ async def serve(settings: Settings, engine_args: tuple[str, ...] = ()) -> int:
     Raises:
         ConfigurationError: a setting does not fit the engine.
     """
+    stop = _stop_signal()
     async with _engine(settings, engine_args) as engine, _queue(settings) as queue:
         check_bounds(settings.lanes, engine.capacity().max_model_len)
         worker = _worker(settings, queue, engine)
         async with _health(settings, worker):
             running = asyncio.create_task(worker.run())
-            stopping = asyncio.create_task(_stop_on_signal(worker, settings.drain_s))
+            stopping = asyncio.create_task(_stop_on(stop, worker, settings.drain_s))
             await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
             await running
             stopping.cancel()
@@ -121,11 +122,15 @@ def _worker(settings: Settings, queue: Queue, engine: Engine) -> Worker:
     )
 
 
-async def _stop_on_signal(worker: Worker, drain_s: float) -> None:
+def _stop_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT, from now on: one that comes while the engine starts must not orphan its processes."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _stop_on(stop: asyncio.Event, worker: Worker, drain_s: float) -> None:
     await stop.wait()
     await worker.stop(drain_s)
 

@@ -4,7 +4,7 @@ import json
 import time
 from typing import Any
 
-from headway.shared.errors import HeadwayError, JobCancelled, error_body
+from headway.shared.errors import HeadwayError, InvalidRequest, JobCancelled, error_body
 from headway.shared.job import Job, Outcome, Status
 from headway.worker.assemble import Assembler, as_stream
 from headway.worker.engines.base import Chunk, Final, Request
@@ -20,12 +20,26 @@ class Output:
     """The answer of one attempt."""
 
     def __init__(self, job: Job) -> None:
-        body: dict[str, Any] = json.loads(job.body)
-        self.request = Request(job.id, job.endpoint, as_stream(job.endpoint, body) or body)
+        self._job = job
         self._assembler = Assembler(job.endpoint)
         self._aborted = False
         self._first_token_at: float | None = None
         self.tokens = 0
+
+    def request(self) -> Request:
+        """What the engine is asked.
+
+        Raises:
+            InvalidRequest: the body is no JSON object, or has expired.
+        """
+        try:
+            body = json.loads(self._job.body)
+        except ValueError as error:
+            raise InvalidRequest("The body of this job is not JSON.") from error
+        if not isinstance(body, dict):
+            raise InvalidRequest("The body of this job is no JSON object.")
+        endpoint = self._job.endpoint
+        return Request(self._job.id, endpoint, as_stream(endpoint, body) or body)
 
     def add(self, chunk: Chunk) -> None:
         """Takes the next chunk of a stream."""

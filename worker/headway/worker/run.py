@@ -5,6 +5,7 @@ import logging
 from contextlib import aclosing
 from typing import Literal
 
+from headway.shared.errors import InvalidRequest, error_body
 from headway.shared.job import Delivery, Outcome, Reply
 from headway.shared.queue import Queue
 from headway.worker.engines.base import Engine, Final
@@ -57,7 +58,10 @@ class Run:
         await self._conclude()
 
     async def _generate(self) -> Final:
-        request = self._output.request
+        try:
+            request = self._output.request()
+        except InvalidRequest as error:
+            return Final(error.status_code, error_body(error))
         async with aclosing(self._engine.run(request)) as items:
             async for item in items:
                 if isinstance(item, Final):

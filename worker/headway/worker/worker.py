@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Literal
 
 from headway.shared.errors import QueueUnavailable
 from headway.shared.job import Delivery, Ticket
@@ -52,6 +53,8 @@ class Worker:
         self._max_attempts = max_attempts
         self._budget = Budget(engine.capacity(), self._lanes)
         self._runs: dict[str, Run] = {}
+        self._opening: set[str] = set()
+        self._cancelled_while_opening: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._quiet = False
@@ -187,7 +190,9 @@ class Worker:
         return Batch(name, len(batch.tickets), str(batch.closed_by), window_ms)
 
     async def _open(self, ticket: Ticket, batch: Batch) -> None:
+        self._opening.add(ticket.job_id)
         delivery = await patiently(lambda: self._queue.open(ticket, self.name, batch))
+        self._opening.discard(ticket.job_id)
         if delivery is None:
             self._release(ticket)
         else:
@@ -196,6 +201,9 @@ class Worker:
     def _start(self, delivery: Delivery) -> None:
         run = Run(self._queue, self._engine, delivery, max_attempts=self._max_attempts)
         self._runs[run.job_id] = run
+        if run.job_id in self._cancelled_while_opening:
+            self._cancelled_while_opening.discard(run.job_id)
+            run.interrupt("cancel")
         task = asyncio.create_task(run(), name=run.job_id)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(task, delivery))
@@ -213,13 +221,28 @@ class Worker:
         self._budget.release(ticket)
         self._room.set()
         if was_full and self._reader is not None:
-            waking = asyncio.create_task(self._reader.wake())
-            self._tasks.add(waking)
-            waking.add_done_callback(self._tasks.discard)
+            self._spawn(self._reader.wake())
 
-    def _on_cancel(self, job_id: bytes | None) -> None:
-        if job_id is not None and (run := self._runs.get(job_id.decode())):
-            run.interrupt("cancel")
+    def _on_cancel(self, message: bytes | None) -> None:
+        if message is None:
+            self._spawn(self._look_for_cancels())
+        elif (job_id := message.decode()) in self._runs:
+            self._runs[job_id].interrupt("cancel")
+        elif job_id in self._opening:
+            self._cancelled_while_opening.add(job_id)
+
+    async def _look_for_cancels(self) -> None:
+        """Messages may have been missed: asks for each job in hand whether somebody has cancelled it."""
+        for job_id, run in tuple(self._runs.items()):
+            with suppress(QueueUnavailable):
+                record = await self._queue.record(job_id)
+                if record is not None and record.cancel_requested:
+                    run.interrupt("cancel")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _watch_engine(self) -> None:
         while self._engine.alive:  # noqa: ASYNC110 - the seam has no event: an engine is asked, as health checks do
