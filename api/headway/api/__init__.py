@@ -1,0 +1,1 @@
+"""The HTTP API: routes of about ten lines, schemas, server-sent events."""

@@ -1,0 +1,56 @@
+"""The command `headway api`."""
+
+import logging
+from typing import NoReturn
+
+import click
+import uvicorn
+from pydantic import ValidationError
+
+from headway.api.app import create_app
+from headway.shared.connect import connect
+from headway.shared.errors import ConfigurationError
+from headway.shared.settings import Settings
+
+#: Seconds that an idle connection is kept: longer than clients and proxies keep theirs, so that no request meets a
+#: connection that is being closed.
+KEEP_ALIVE_S = 75
+
+#: The exit status for a setting that is wrong: to start again cannot help.
+MISCONFIGURED = 2
+
+
+@click.command("api")
+@click.option("--host", help="Address to listen on; HEADWAY_API_HOST when left out.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; HEADWAY_API_PORT when left out.")
+def main(host: str | None, port: int | None) -> None:
+    """Run the HTTP API. Ctrl-C or SIGTERM ends it; jobs live on."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = Settings()
+        connect(settings.redis_url)
+        app = create_app(settings)
+    except ConfigurationError as error:
+        _refuse(error.message)
+    except ValidationError as error:
+        _refuse("; ".join(f"HEADWAY_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()))
+    uvicorn.run(
+        app,
+        host=host or settings.api_host,
+        port=settings.api_port if port is None else port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        # What still streams then is cut; its reader resumes at another process, and the job runs on.
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    click.echo("headway api: " + " ".join(message.split()), err=True)
+    raise SystemExit(MISCONFIGURED)
+
+
+if __name__ == "__main__":
+    main()

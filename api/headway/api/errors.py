@@ -1,0 +1,112 @@
+"""Every error as `{"error": {"message", "type", "param", "code"}}`, and no text of a caller in a log."""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headway.shared.errors import HeadwayError, InvalidRequest, JobCancelled, QueueUnavailable, error_body
+
+_log = logging.getLogger(__name__)
+
+#: What `Retry-After` says while Redis is down, in seconds; a server that was restarted is back by then.
+RETRY_AFTER_S = 2
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is longer than HEADWAY_MAX_BODY_BYTES."""
+
+    status_code = 413
+    code = "body_too_large"
+
+
+def install(app: FastAPI) -> None:
+    """Makes the app answer every error in OpenAI's shape."""
+    for kind in (HeadwayError, HTTPException, RequestValidationError, ClientDisconnect):
+        app.add_exception_handler(kind, _answer)
+    app.add_middleware(_Unexpected)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    match error:
+        case QueueUnavailable():
+            _log.warning("%s %s: %s", request.method, request.url.path, error)
+            return json_response(shown(error), error.status_code, {"Retry-After": str(RETRY_AFTER_S)})
+        case HeadwayError():
+            return json_response(shown(error), error.status_code)
+        case RequestValidationError():
+            return json_response(error_body(_invalid(error)), InvalidRequest.status_code)
+        case HTTPException():
+            return _plain(error.status_code, error.detail, error.headers)
+        case _:
+            # The client has hung up; nobody reads this.
+            return Response(status_code=JobCancelled.status_code)
+
+
+def shown(error: HeadwayError) -> bytes:
+    """The error's JSON for a caller. What Redis says is the operator's business, for it names hosts."""
+    if isinstance(error, QueueUnavailable):
+        return error_body(QueueUnavailable("The queue cannot be reached at the moment. Please try again."))
+    return error_body(error)
+
+
+def json_response(body: bytes, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response whose JSON is there already."""
+    return Response(body, status_code, headers, media_type="application/json")
+
+
+def _plain(status_code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    kind = InvalidRequest.type if status_code < 500 else HeadwayError.type
+    code = HTTPStatus(status_code).phrase.lower().replace(" ", "_")
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return json_response(msgspec.json.encode({"error": error}), status_code, headers)
+
+
+def _invalid(error: RequestValidationError) -> InvalidRequest:
+    # Pydantic's own text would quote what came in.
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return InvalidRequest(f"{name}: {first['msg']}", param=name)
+
+
+class _Unexpected:
+    """Answers what no handler knows with a 500 that gives nothing away.
+
+    It logs where the error arose but not its text, which may quote a prompt. Starlette's handler for `Exception` would
+    raise the error again, and the server would log it whole.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except asyncio.CancelledError:
+            # The process stops and cuts what still streams. That is no fault, which a traceback would make of it.
+            _log.info("cut %s %s", scope["method"], scope["path"])
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], where)
+            # A response that has begun cannot change its status: the server closes the connection.
+            if not started:
+                await _plain(500, "The server had an error while it processed your request.")(scope, receive, send)
