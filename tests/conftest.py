@@ -1,11 +1,19 @@
 """What all tests share: one real Valkey a session, and a key prefix of its own for each test."""
 
+import os
 import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from valkey_server import Valkey
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings_of_the_developers() -> None:
+    """Tests see the defaults, whatever the shell says."""
+    for name in [name for name in os.environ if name.startswith("HEADWAY_")]:
+        del os.environ[name]
 
 
 @pytest.fixture(scope="session")

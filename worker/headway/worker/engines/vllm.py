@@ -7,8 +7,8 @@ What the caller brings:
 
 - An event loop: uvloop, as `vllm serve` has it, is a few per cent faster.
 - The environment. On a CPU, tensor parallel size 2 needs `VLLM_CPU_OMP_THREADS_BIND="0|1"` (the cores of each
-  worker), and a small `--kv-cache-memory-bytes` needs `VLLM_CPU_KVCACHE_SPACE` to be unset. `VLLM_API_KEY` must
-  be unset, or vLLM would demand it of Headway. `VLLM_NO_USAGE_STATS=1` keeps vLLM from reporting its use.
+  worker), and a small `--kv-cache-memory-bytes` needs `VLLM_CPU_KVCACHE_SPACE` to be unset. vLLM does not report its
+  use unless `VLLM_NO_USAGE_STATS=0` asks for it.
 - A supervisor that owns the process group: if this process is killed, vLLM's children stay with their memory.
 
 vllm is imported when an engine starts (seconds), never when this module is imported.
@@ -17,11 +17,13 @@ vllm is imported when an engine starts (seconds), never when this module is impo
 import asyncio
 import json
 import logging
+import os
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
+from headway.shared.errors import ConfigurationError
 from headway.worker.engines.base import Capacity, Chunk, Final, Request
 from headway.worker.engines.sse import DONE, EventReader
 
@@ -48,7 +50,7 @@ CUT_SHORT = json.dumps(
 ).encode()
 
 
-class EngineArgumentsError(ValueError):
+class EngineArgumentsError(ConfigurationError):
     """vLLM's own parser refuses the arguments; the message is vLLM's."""
 
 
@@ -76,6 +78,7 @@ class VllmEngine:
             EngineStartError: the engine cannot answer.
         """
         args = parse_arguments(argv)
+        _prepare_environment(args)
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 
         async with build_async_engine_client(args) as client:
@@ -151,6 +154,17 @@ def parse_arguments(argv: Sequence[str]) -> Namespace:
     except (TypeError, ValueError) as error:
         refuse(str(error))
     return args
+
+
+def _prepare_environment(args: Namespace) -> None:
+    """What vLLM's processes inherit."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Nobody but this process reaches the application; with a key vLLM would refuse its own worker.
+    os.environ.pop("VLLM_API_KEY", None)
+    args.api_key = None
+    if args.enforce_eager:
+        # vLLM compiles its logprobs all the same, which takes up to 17 s and a C++ compiler.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
 class _Server:
