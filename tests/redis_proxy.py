@@ -7,12 +7,18 @@ from pathlib import Path
 
 
 class Proxy:
-    """Passes everything on; after `swallow(text)`, the answer to the next request that holds the text is lost."""
+    """Passes everything on, but for two faults.
+
+    After `swallow(text)`, the answer to the next request that holds the text is lost. After `freeze()`, the connections
+    that are there stay open and silent; new ones work.
+    """
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self._text: bytes | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._frozen: set[asyncio.StreamWriter] = set()
+        self._open: set[asyncio.StreamWriter] = set()
         self.swallowed = 0
 
     @classmethod
@@ -33,15 +39,20 @@ class Proxy:
     def swallow(self, text: bytes) -> None:
         self._text = text
 
+    def freeze(self) -> None:
+        self._frozen |= self._open
+
     async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         reader, writer = await asyncio.open_unix_connection(self._upstream)
         doomed = asyncio.Event()
+        self._open.add(answer)
         tasks = {
             asyncio.create_task(self._requests(client, writer, doomed)),
             asyncio.create_task(self._answers(reader, answer, doomed)),
         }
         self._tasks |= tasks
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._open.discard(answer)
         for one in (writer, answer):
             one.close()
             with suppress(OSError):
@@ -62,6 +73,8 @@ class Proxy:
     async def _answers(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, doomed: asyncio.Event) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
+                if sink in self._frozen:
+                    continue
                 if doomed.is_set():
                     self.swallowed += 1
                     return  # The server has done it; the client gets a broken connection instead of the answer.

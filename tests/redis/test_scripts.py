@@ -1,6 +1,7 @@
 """Each script: what it writes, what it refuses, and that it may be repeated."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -162,7 +163,7 @@ async def test_a_stale_attempt_with_its_heirs_entry_cannot_give_the_job_back(que
     await queue.requeue(stale, "test")
     heir = await queue.open(await read_one(reader), "w1", ALONE)
     assert heir is not None
-    forged = type(stale)(stale.job, heir.ticket, stale.attempt, stale.offset)
+    forged = replace(stale, ticket=heir.ticket)
 
     # If it gives the job back, I expect a refusal
     assert await queue.requeue(forged, "test") == "lost"
@@ -280,6 +281,36 @@ async def test_requeue_of_an_entry_that_was_not_opened(queue: Queue, reader: Lan
     record = await queue.record(job.id)
     assert record is not None
     assert record.attempt == 0
+
+
+@pytest.mark.parametrize("end", ["cancelled", "gone"])
+async def test_requeue_drops_an_unopened_entry_for_which_nothing_is_left_to_do(
+    queue: Queue, reader: LaneReader, redis: Redis, keys: Keys, end: str
+) -> None:
+    # Given an entry that was read, and whose job was cancelled, or has vanished, meanwhile
+    job = make_job()
+    await queue.submit(job)
+    ticket = await read_one(reader)
+    await (queue.cancel(job.id) if end == "cancelled" else redis.delete(keys.job(job.id)))
+
+    # If its reader gives it back, I expect nothing to be left of it
+    assert await queue.requeue(ticket, "no room") == "lost"
+    for stream in keys.lane_streams("0", "m", "short"):
+        assert await _entries(redis, stream) == 0
+    assert await _pending(redis, ticket.stream) == 0
+
+
+async def test_failures_are_counted_apart_from_attempts(queue: Queue, reader: LaneReader) -> None:
+    # Given a job that was given back because its worker stopped, and then because the engine failed
+    delivery = await deliver(queue, reader, make_job())
+    for failed in (False, True):
+        await queue.requeue(delivery, "test", failed=failed)
+        heir = await queue.open(await read_one(reader), "w1", ALONE)
+        assert heir is not None
+        delivery = heir
+
+    # I expect three attempts, and one failure
+    assert (delivery.attempt, delivery.failures) == (3, 1)
 
 
 async def test_requeue_as_unopened_is_refused_once_the_job_runs(queue: Queue, reader: LaneReader) -> None:

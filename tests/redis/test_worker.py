@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
@@ -10,12 +10,13 @@ import pytest
 from redis.asyncio import Redis
 
 from engine_fakes import ScriptedEngine, chunk
+from headway.shared.errors import QueueUnavailable
 from headway.shared.job import Job, Record, Status
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lanes import make_lanes
 from headway.shared.queue import Queue
 from headway.worker.batch import Window
-from headway.worker.engines.base import Final
+from headway.worker.engines.base import Chunk, Final, Request
 from headway.worker.worker import Worker
 from helpers import PATIENCE_S, eventually, make_job, transcript
 
@@ -128,7 +129,8 @@ async def test_a_job_that_fails_each_time_is_given_up(queue: Queue, working: Wor
         job = make_job()
         await queue.submit(job)
         (record,) = await _ends(queue, job)
-        assert (record.status, record.status_code, record.attempt) == (Status.FAILED, 500, 2)
+        assert (record.status, record.status_code, record.failures) == (Status.FAILED, 500, 2)
+        assert len(engine.started) == 2
         result = await queue.result(job.id)
         assert result is not None
         assert json.loads(result.body)["error"]["code"] == "engine_failed"
@@ -409,6 +411,228 @@ async def test_a_dead_engine_gives_its_jobs_back_and_ends_the_worker(queue: Queu
     await asyncio.wait_for(running, PATIENCE_S)
     assert (worker.state, worker.pulling) == ("engine died", False)
     assert (await _record(queue, job)).status is Status.QUEUED
+
+
+async def test_a_hung_run_does_not_keep_a_dead_engine(queue: Queue, engine: ScriptedEngine) -> None:
+    # Given a worker with a run that will never end
+    job = make_job()
+    engine.hold(job.id)
+    await queue.submit(job)
+    worker = Worker(queue, engine, name="w1", model="m", lanes=LANES)
+    running = asyncio.create_task(worker.run())
+    await eventually(lambda: engine.started)
+
+    # If the engine dies, I expect the worker to end all the same, and the job to be back
+    engine.alive = False
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert (await _record(queue, job)).status is Status.QUEUED
+
+
+async def test_drains_do_not_count_as_failures(queue: Queue, working: Working, engine: ScriptedEngine) -> None:
+    # Given a job that two workers gave back because they were stopped
+    job = make_job()
+    go = engine.hold(job.id)
+    await queue.submit(job)
+    for name in ("w1", "w2"):
+        async with working(name) as worker:
+            await eventually(lambda worker=worker: worker.running == 1)  # type: ignore[misc]
+
+    # If the engine fails once under a third that gives up after two failures, I expect the job to complete
+    engine.answers.append([Final(503, None)])
+    go.set()
+    async with working("w3", max_attempts=2):
+        (record,) = await _ends(queue, job)
+        assert (record.status, record.attempt, record.failures) == (Status.COMPLETED, 4, 1)
+
+
+async def test_stop_returns_a_job_that_is_just_being_opened(
+    queue: Queue, working: Working, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker whose open is on its way
+    job = make_job()
+    opening, go = asyncio.Event(), asyncio.Event()
+    opened = Queue.open
+
+    async def open_slowly(self: Queue, *args: Any) -> Any:
+        delivery = await opened(self, *args)
+        opening.set()
+        await go.wait()
+        return delivery
+
+    monkeypatch.setattr(Queue, "open", open_slowly)
+    async with working() as worker:
+        await queue.submit(job)
+        await opening.wait()
+
+        # If it is stopped without a grace, I expect the job back in its lane, and no run
+        stopping = asyncio.create_task(worker.stop(0))
+        await eventually(lambda: worker.state == "quiet")
+        go.set()
+        await stopping
+    assert (await _record(queue, job)).status is Status.QUEUED
+    assert engine.started == []
+
+
+@pytest.mark.parametrize("choices", [1, 5])
+async def test_a_job_without_room_is_not_read_again_and_again(
+    queue: Queue, working: Working, engine: ScriptedEngine, redis: Redis, choices: int
+) -> None:
+    # Given lane `short` with 5 slots and 45,000 tokens, a running job, and one that does not fit beside it
+    running = make_job(reserve_tokens=30_000)
+    go = engine.hold(running.id)
+    large = make_job(choices=choices, reserve_tokens=20_000)
+    await queue.submit(running)
+    async with working():
+        await eventually(lambda: engine.started)
+        await queue.submit(large)
+        await asyncio.sleep(0.1)  # It has been read and given back.
+        before = (await redis.info("commandstats"))["cmdstat_xadd"]["calls"]
+
+        # If small ones come behind it, I expect hardly a move in its lane, and that none overtakes it
+        small = [make_job() for _ in range(5)]
+        for job in small:
+            await queue.submit(job)
+        await asyncio.sleep(0.2)
+        assert (await redis.info("commandstats"))["cmdstat_xadd"]["calls"] - before < 20
+        assert engine.started == [running.id]
+        go.set()
+        await _ends(queue, large, *small)
+        assert engine.started[1] == large.id
+
+
+async def test_a_fault_while_publishing_gives_the_job_back(
+    queue: Queue, working: Working, engine: ScriptedEngine, redis: Redis, keys: Keys
+) -> None:
+    # Given a running job whose log was cut by a failover
+    job = make_job()
+    go = engine.hold(job.id)
+    await queue.submit(job)
+    async with working():
+
+        async def published() -> bool:
+            return await redis.hget(keys.job(job.id), "offset") == b"1"
+
+        async with asyncio.timeout(PATIENCE_S):
+            while not await published():
+                pass
+        await redis.hset(keys.job(job.id), "offset", 0)
+        await redis.delete(keys.log(job.id))
+        go.set()
+
+        # I expect a second attempt to complete it
+        (record,) = await _ends(queue, job)
+        assert (record.status, record.attempt, record.failures) == (Status.COMPLETED, 2, 1)
+        assert [reply.offset for reply in await transcript(queue, job.id)] == [1, 2, 3]
+
+
+async def test_an_answer_that_is_no_json_is_the_engines_failure(
+    queue: Queue, working: Working, engine: ScriptedEngine
+) -> None:
+    engine.answers.append([Final(200, b"not json")])
+    job = make_job()
+    async with working():
+        await queue.submit(job)
+        (record,) = await _ends(queue, job)
+        assert (record.status, record.failures) == (Status.COMPLETED, 1)
+
+
+async def test_a_malformed_entry_is_dropped(
+    queue: Queue, working: Working, engine: ScriptedEngine, redis: Redis, keys: Keys
+) -> None:
+    # Given entries that no script has written, before a good job
+    stream = keys.lane("0", "m", "short", "default")
+    for fields in ({"job": "job-0-x"}, {"job": "?", "prompt_tokens": 1, "reserve_tokens": 1, "choices": 1}, {"a": "b"}):
+        await redis.xadd(stream, fields)
+    job = make_job()
+    await queue.submit(job)
+
+    # If a worker reads them, I expect the good job to run, and nothing left
+    async with working():
+        assert (await _ends(queue, job))[0].status is Status.COMPLETED
+        assert await _nothing_left(redis, keys)
+
+
+async def test_an_own_job_that_came_back_is_counted_once(
+    queue: Queue, working: Working, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker that gives a job back, and reads it again before it has the answer
+    job = make_job()
+    engine.answers.append([Final(500, None)])
+    requeue, go, calls = Queue.requeue, asyncio.Event(), []
+
+    async def requeue_slowly(self: Queue, *args: Any, **options: Any) -> Any:
+        answer = await requeue(self, *args, **options)
+        calls.append(answer)
+        await asyncio.wait_for(go.wait(), PATIENCE_S)
+        return answer
+
+    monkeypatch.setattr(Queue, "requeue", requeue_slowly)
+    hold = engine.hold(job.id)
+    async with working() as worker:
+        await queue.submit(job)
+        await eventually(lambda: len(engine.started) == 2)
+
+        # If the answer comes while the second attempt runs, I expect that one to stay in hand, and all room back later
+        go.set()
+        await asyncio.sleep(0.05)
+        assert worker.running == 1
+        hold.set()
+        await _ends(queue, job)
+        await eventually(lambda: worker.running == 0)
+        full = [make_job() for _ in range(5)]
+        for each in full:
+            engine.hold(each.id)
+            await queue.submit(each)
+        await eventually(lambda: worker.running == 5)
+        for each in full:
+            engine.hold(each.id).set()
+        await _ends(queue, *full)
+
+
+async def test_an_abort_is_not_cut_off_by_a_second_reason(queue: Queue, working: Working) -> None:
+    # Given an engine that takes a while to abort
+    class Slow(ScriptedEngine):
+        async def run(self, request: Request) -> AsyncGenerator[Chunk | Final, None]:
+            self.started.append(request.id)
+            try:
+                yield chunk("a")
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.05)
+                self.aborted.append(request.id)
+
+    engine = Slow()
+    job = make_job()
+    worker = Worker(queue, engine, name="w1", model="m", lanes=LANES)
+    running = asyncio.create_task(worker.run())
+    await queue.submit(job)
+    await eventually(lambda: engine.started)
+
+    # If its job is cancelled and the worker is stopped meanwhile, I expect the abort to be complete
+    await queue.cancel(job.id)
+    await worker.stop(0)
+    await running
+    assert engine.aborted == [job.id]
+    assert (await _record(queue, job)).status is Status.CANCELLED
+
+
+async def test_a_busy_server_ends_no_worker(queue: Queue, working: Working, redis: Redis) -> None:
+    # Given a server on which somebody's script takes long
+    busy = "local t = redis.call('TIME')[1] + 1 while redis.call('TIME')[1] - t < 1 do end"
+    await redis.config_set("busy-reply-threshold", 50)
+    async with working() as worker:
+        slow = asyncio.create_task(redis.eval(busy, 0))
+        await asyncio.sleep(0.3)
+        with pytest.raises(QueueUnavailable):
+            await queue.ping()
+
+        # If it has ended, I expect the worker to work
+        await slow
+        await redis.config_set("busy-reply-threshold", 5000)
+        job = make_job()
+        await queue.submit(job)
+        assert (await _ends(queue, job))[0].status is Status.COMPLETED
+        await eventually(lambda: worker.pulling)
 
 
 async def test_health_means_pulling(queue: Queue, working: Working, engine: ScriptedEngine) -> None:

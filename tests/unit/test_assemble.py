@@ -2,7 +2,8 @@
 
 import pytest
 
-from headway.worker.assemble import CHAT, COMPLETIONS, Assembler, as_stream, visible
+from headway.shared.tokens import CHAT, COMPLETIONS
+from headway.worker.assemble import Assembler, as_stream
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -103,17 +104,6 @@ def test_a_wanted_stream_stays_one_whatever_its_features():
 
 def test_wrong_stream_options_are_left_to_the_engine_to_refuse():
     assert as_stream(CHAT, {"messages": MESSAGES, "stream": True, "stream_options": "usage"}) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    [(None, False), ({}, False), ({"include_usage": False}, False), ({"include_usage": True}, True)],
-)
-def test_the_usage_chunk_is_for_those_who_asked(options, shown):
-    # Given a caller who did or did not ask for usage, I expect the usage chunk accordingly, and all others
-    body = {"stream": True} if options is None else {"stream": True, "stream_options": options}
-    assert visible(chunk(usage=USAGE), body) is shown
-    assert visible(chunk(delta(content="a")), body)
 
 
 def test_a_chat_is_put_together_with_the_engines_nulls():

@@ -80,10 +80,11 @@ async def test_max_tokens_is_exact() -> None:
     # Given jobs of 40 tokens that are all there
     lanes = _Lanes(*((0, _ticket(str(n), 40)) for n in range(4)))
 
-    # If I collect at most 100 tokens, I expect two, and the others as surplus
+    # If I collect at most 100 tokens, I expect two, one as surplus, and the last not to have been read at all
     batch = await _collect(lanes, Window(max_wait_s=1, max_tokens=100))
     assert (batch.prompt_tokens, batch.closed_by) == (80, "tokens")
-    assert [ticket.job_id for ticket in batch.surplus] == ["2", "3"]
+    assert [ticket.job_id for ticket in batch.surplus] == ["2"]
+    assert lanes.asked == [1, 1, 1]
 
 
 async def test_max_tokens_closes_when_it_is_reached() -> None:
@@ -98,7 +99,7 @@ async def test_a_job_over_max_tokens_goes_alone() -> None:
     lanes = _Lanes((0, _ticket("long", 500)), (0, _ticket("short")))
     batch = await _collect(lanes, Window(max_wait_s=60, max_tokens=100))
     assert [ticket.job_id for ticket in batch.tickets] == ["long"]
-    assert [ticket.job_id for ticket in batch.surplus] == ["short"]
+    assert batch.closed_by == "tokens"
 
 
 async def test_no_room_closes_the_window() -> None:

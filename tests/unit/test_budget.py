@@ -4,7 +4,7 @@ import pytest
 
 from headway.shared.job import Ticket
 from headway.shared.lanes import make_lanes
-from headway.worker.budget import Budget
+from headway.worker.budget import RESERVED_S, Budget
 from headway.worker.engines.base import Capacity
 
 LANES = make_lanes(256, 1024, (0.5, 0.3, 0.2))
@@ -46,19 +46,36 @@ def test_choices_count_as_slots(budget: Budget) -> None:
     assert not budget.take(_ticket(choices=2))
 
 
-def test_a_job_that_does_not_fit_closes_its_lane_until_it_does(budget: Budget) -> None:
-    # Given 3,000 of 4,500 tokens taken
-    held = _ticket(tokens=3000)
+@pytest.mark.parametrize("large", [_ticket(tokens=2000), _ticket(choices=4)])
+def test_a_lane_is_kept_for_a_job_that_does_not_fit(budget: Budget, large: Ticket) -> None:
+    # Given 3,000 of 4,500 tokens and 2 of 5 slots taken
+    held = _ticket(tokens=3000, choices=2)
     assert budget.take(held)
 
-    # If a job of 2,000 does not fit, I expect no room, so that it is not read again and again
-    assert not budget.take(_ticket(tokens=2000))
+    # If a job does not fit, I expect no room for others, so that neither is it read again and again nor overtaken
+    assert not budget.take(large)
     assert budget.room("short") == 0
+    assert not budget.take(_ticket())
+    assert budget.room("mid") == 3
 
     # And room as soon as it fits
     budget.release(held)
     assert budget.room("short") == 5
-    assert budget.take(_ticket(tokens=2000))
+    assert budget.take(large)
+
+
+def test_a_lane_is_not_kept_for_ever() -> None:
+    # Given a lane that is kept for a job which another worker may have taken meanwhile
+    now = 0.0
+    budget = Budget(Capacity(10, 10_000, 8192), LANES, clock=lambda: now)
+    assert budget.take(_ticket(tokens=3000))
+    assert not budget.take(_ticket(tokens=2000))
+    assert budget.room("short") == 0
+
+    # If some time has passed, I expect room for others again
+    now = RESERVED_S
+    assert budget.room("short") == 4
+    assert budget.take(_ticket())
 
 
 def test_a_job_alone_in_its_lane_always_fits(budget: Budget) -> None:

@@ -21,8 +21,8 @@ def _usage(tokens: int) -> Chunk:
     return Chunk(b"", {"choices": [], "usage": {"prompt_tokens": 1, "total_tokens": 1, "completion_tokens": tokens}})
 
 
-def _outcome(output: Output, final: Final, *, last_attempt: bool = False) -> Outcome:
-    outcome = output.outcome(final, last_attempt=last_attempt)
+def _outcome(output: Output, final: Final) -> Outcome:
+    outcome = output.outcome(final)
     assert outcome is not None
     return outcome
 
@@ -61,17 +61,24 @@ def test_the_callers_errors_are_final(output: Output) -> None:
     "final", [Final(500, b"{}"), Final(503, None), Final(200, b'{"choices": [{"finish_reason": "abort"}]}')]
 )
 def test_the_engines_errors_are_tried_again(output: Output, final: Final) -> None:
-    # I expect no outcome, and on the last attempt a failure that tells nothing of the engine's insides
-    assert output.outcome(final, last_attempt=False) is None
-    outcome = _outcome(output, final, last_attempt=True)
+    assert output.outcome(final) is None
+
+
+def test_a_job_is_given_up_without_telling_of_the_engines_insides(output: Output) -> None:
+    outcome = output.given_up()
     assert (outcome.status, outcome.status_code) == (Status.FAILED, 500)
     assert json.loads(outcome.body)["error"]["code"] == "engine_failed"
+
+
+def test_an_unknown_number_of_tokens_is_none(output: Output) -> None:
+    output.add(Chunk(b"", {"choices": [], "usage": {"completion_tokens": None}}))
+    assert output.tokens == 0
 
 
 def test_an_abort_inside_a_stream_is_no_answer(output: Output) -> None:
     output.add(chunk("Hel"))
     output.add(chunk("", "abort"))
-    assert output.outcome(Final(200, None), last_attempt=False) is None
+    assert output.outcome(Final(200, None)) is None
 
 
 def test_a_cancelled_job_keeps_its_text(output: Output) -> None:

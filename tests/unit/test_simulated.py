@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from headway.shared.errors import ConfigurationError
 from headway.worker.engines.base import Capacity, Chunk, Engine, Final, Request
 from headway.worker.engines.simulated import INSTANT, Constants, SimulatedEngine, token
 from headway.worker.engines.simulated_openai import CHAT, COMPLETIONS, FINGERPRINT, WORDS
@@ -160,7 +161,7 @@ def test_what_could_never_run_is_not_admitted(prompt: int, output: int) -> None:
 
 @pytest.mark.parametrize("settings", [{"slots": 0}, {"slots": 65}, {"kv_tokens": 3}])
 def test_a_model_that_could_not_serve_its_slots_is_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ConfigurationError, match="must"):
         model(**settings)
 
 
@@ -384,7 +385,7 @@ async def test_capacity_is_what_was_set_in_whole_blocks() -> None:
 
 
 async def test_a_model_longer_than_the_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_model_len"):
+    with pytest.raises(ConfigurationError, match="max_model_len"):
         async with SimulatedEngine.start(kv_tokens=1024, max_model_len=1025):
             pass
 

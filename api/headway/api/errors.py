@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -14,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.shared.errors import HeadwayError, InvalidRequest, JobCancelled, QueueUnavailable, error_body
+from headway.shared.errors import HeadwayError, InvalidRequest, JobCancelled, QueueUnavailable, error_body, frames
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +104,7 @@ class _Unexpected:
             # The process stops and cuts what still streams. That is no fault, which a traceback would make of it.
             _log.info("cut %s %s", scope["method"], scope["path"])
         except Exception as error:
-            where = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], where)
+            _log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], frames(error))
             # A response that has begun cannot change its status: the server closes the connection.
             if not started:
                 await _plain(500, "The server had an error while it processed your request.")(scope, receive, send)

@@ -1,8 +1,10 @@
 """Auto-pipelining: all commands of a process that are waiting at one moment travel together, on one connection."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from redis.asyncio import Redis
@@ -19,20 +21,26 @@ from redis.exceptions import (
 from headway.shared.errors import QueueUnavailable
 from headway.shared.scripts import Script, script
 
-#: Commands in one pipeline at most, so that one crowd cannot hold up the next for long.
-MAX_PIPELINE = 500
+#: Commands and bytes in one pipeline at most (one larger command goes alone): a crowd shall not hold up the next for
+#: long, and redis-py gives the whole of a pipeline 5 s to be written.
+MAX_COMMANDS = 500
+MAX_BYTES = 2**20
 
 #: How a server says that it cannot take writes now; the caller may come again. redis-py has a class for some codes
 #: and leaves the others in front of the text.
-_UNAVAILABLE = (ClusterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
-_UNAVAILABLE_CODES = ("MISCONF", "NOREPLICAS")
+_UNAVAILABLE = (ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+_UNAVAILABLE_CODES = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    command: tuple[Any, ...]
+    command: list[bytes]
     script: Script | None = None
     answer: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.command))
 
 
 class AutoPipeline:
@@ -55,13 +63,14 @@ class AutoPipeline:
         Raises:
             QueueUnavailable: the server could not be reached or takes no writes now.
             redis.ResponseError: the server refused the command itself.
+            TypeError, UnicodeEncodeError: a part of the command is nothing that Redis takes.
         """
-        return await self._ask(_Call(command))
+        return await self._ask(_Call(_encode(command)))
 
     async def script(self, name: str, keys: list[str], args: list[Any]) -> Any:
         """Runs the script `lua/<name>.lua`; same errors as `command`."""
         lua = script(name)
-        return await self._ask(_Call(("EVALSHA", lua.sha, len(keys), *keys, *args), lua))
+        return await self._ask(_Call(_encode(("EVALSHA", lua.sha, len(keys), *keys, *args)), lua))
 
     async def aclose(self) -> None:
         """Ends the pump; what still waits gets QueueUnavailable."""
@@ -86,8 +95,13 @@ class AutoPipeline:
             while self._waiting and not self._closing:
                 # One turn of the loop, so that tasks woken by the same event travel together.
                 await asyncio.sleep(0)
-                calls, self._waiting = self._waiting[:MAX_PIPELINE], self._waiting[MAX_PIPELINE:]
-                await self._answer(calls)
+                await self._answer(self._next_pipeline())
+
+    def _next_pipeline(self) -> list[_Call]:
+        sizes = accumulate(call.size for call in self._waiting[:MAX_COMMANDS])
+        count = max(1, sum(size <= MAX_BYTES for size in sizes))
+        calls, self._waiting = self._waiting[:count], self._waiting[count:]
+        return calls
 
     async def _answer(self, calls: list[_Call]) -> None:
         try:
@@ -108,13 +122,28 @@ class AutoPipeline:
             again = await self._execute([calls[i] for i in unknown])
             for i, answer in zip(unknown, again, strict=True):
                 answers[i] = answer
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            # A demoted master keeps its clients; only a new connection finds the new one behind the same name.
+            await self._redis.connection_pool.disconnect()
         return answers
 
     async def _execute(self, calls: list[_Call]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipe:
             for call in calls:
-                pipe.execute_command(*call.command)
+                # The name as text: by it redis-py finds how to read the answer.
+                pipe.execute_command(call.command[0].decode(), *call.command[1:])
             return await pipe.execute(raise_on_error=False)
+
+
+def _encode(command: Iterable[Any]) -> list[bytes]:
+    # Here and not in redis-py, where one part that it cannot encode would fail a whole pipeline of innocent commands.
+    return [part if isinstance(part, bytes) else _text(part).encode() for part in command]
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, bool) or not isinstance(part, str | int | float):
+        raise TypeError(f"Redis takes no {type(part).__name__}")
+    return str(part)
 
 
 def _translate(error: Exception) -> Exception:

@@ -10,7 +10,7 @@ from headway.shared.errors import ConfigurationError
 #: Seconds that a command may take before the connection counts as dead; all commands but blocking reads are short.
 SOCKET_TIMEOUT_S = 5.0
 
-#: A command whose connection broke is sent again, which every command here allows; about 1 s in all.
+#: A command whose connection broke is sent again, which every command here allows; about 1 s of pauses in all.
 RETRY = (5, ExponentialWithJitterBackoff(base=0.02, cap=0.5))
 
 

@@ -2,9 +2,9 @@
 
 HeadwayError
 ├── InvalidRequest            400
-│   └── ContextLengthExceeded 400, code context_length_exceeded
-├── ModelNotFound             404, code model_not_found
-├── JobNotFound               404, code job_not_found
+│   ├── ContextLengthExceeded 400, code context_length_exceeded
+│   ├── ModelNotFound         404, code model_not_found
+│   └── JobNotFound           404, code job_not_found
 ├── JobCancelled              499, code cancelled
 ├── JobFailed                 the job ended otherwise than completed (client side)
 ├── StreamRestarted           the text read so far is void (client side)
@@ -13,6 +13,7 @@ HeadwayError
 """
 
 import json
+import traceback
 from typing import Any, ClassVar
 
 
@@ -78,7 +79,7 @@ class StreamRestarted(HeadwayError):
 
 
 class QueueUnavailable(HeadwayError):
-    """Redis did not take the command; nothing was half-written, and the same call may be made again."""
+    """Redis did not take the command, or its answer was lost; the same call may be made again without harm."""
 
     status_code = 503
     code = "queue_unavailable"
@@ -86,6 +87,11 @@ class QueueUnavailable(HeadwayError):
 
 class ConfigurationError(HeadwayError):
     """A setting is wrong; the message names it and says what would be right."""
+
+
+def frames(error: BaseException) -> str:
+    """Where an error arose, for logs, without its text, which may quote a prompt."""
+    return "".join(traceback.format_tb(error.__traceback__))
 
 
 def error_body(error: HeadwayError, **further: Any) -> bytes:

@@ -93,13 +93,17 @@ class Delivery:
 
     Attributes:
         attempt: the fencing token: every write for this delivery carries it.
+        failures: how often the engine has failed under the job before.
         offset: how many replies the log held at the open; more than 0 means that an earlier attempt has published.
+        cancel_requested: somebody wants the job cancelled.
     """
 
     job: Job
     ticket: Ticket
     attempt: int
+    failures: int
     offset: int
+    cancel_requested: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +137,11 @@ class Record:
     tier: str
     prompt_tokens: int
     attempt: int
+    failures: int
     offset: int
     log: bool
     cancel_requested: bool
+    returned_for: str | None
     status_code: int | None
     worker: str | None
     batch: str | None

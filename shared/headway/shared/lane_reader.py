@@ -1,20 +1,23 @@
 """Reading lanes: a worker's own connection, used by one loop, for reads that may block."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 
 from headway.shared.autopipeline import AutoPipeline
 from headway.shared.errors import QueueUnavailable
-from headway.shared.job import Ticket
+from headway.shared.job import Ticket, shard_of
 from headway.shared.keys import GROUP, Keys
 
 #: Seconds that one blocking read waits at most, so that a wake-up that Redis refuses is only late.
 MAX_BLOCK_S = 2.0
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between two tries to wake a read that has not reached the server yet.
 _WAKE_AGAIN_S = 0.005
@@ -72,13 +75,13 @@ class LaneReader:
         """
         streams = {s: ">" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
         deadline = asyncio.get_running_loop().time() + (MAX_BLOCK_S if timeout_s is None else timeout_s)
-        client = await self._safely(self._redis.client_id)
+        client = await self._client_id()
         timer = asyncio.create_task(self._wake_at(deadline))
         try:
             if self._wake_wanted:
                 return []
             self._blocked_client = client
-            return await self._xreadgroup(streams, 1, MAX_BLOCK_S)
+            return await self._xreadgroup(streams, 1, min(MAX_BLOCK_S, timeout_s or MAX_BLOCK_S))
         finally:
             self._blocked_client = None
             self._wake_wanted = False
@@ -87,11 +90,9 @@ class LaneReader:
     async def wake(self) -> None:
         """Ends the `wait` that is going on; without one, the next ends at once, for it may have been on its way."""
         self._wake_wanted = True
-        while (client := self._blocked_client) is not None:
-            with suppress(ResponseError, QueueUnavailable):
-                if await self._pipeline.command("CLIENT", "UNBLOCK", client, "TIMEOUT"):
-                    return
-            await asyncio.sleep(_WAKE_AGAIN_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MAX_BLOCK_S):
+                await self._unblock()
 
     async def recover(self, lanes: Iterable[str]) -> list[Ticket]:
         """All entries that are this worker's, those that it runs included.
@@ -102,6 +103,22 @@ class LaneReader:
         streams = {s: "0" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
         return await self._xreadgroup(streams, None)
 
+    async def _unblock(self) -> None:
+        while (client := self._blocked_client) is not None:
+            with suppress(ResponseError, QueueUnavailable):
+                if await self._pipeline.command("CLIENT", "UNBLOCK", client, "TIMEOUT"):
+                    return
+            await asyncio.sleep(_WAKE_AGAIN_S)
+
+    async def _client_id(self) -> int | None:
+        """None where an ACL keeps it secret; then waits end by themselves."""
+        try:
+            return int(await self._redis.client_id())
+        except NoPermissionError:
+            return None
+        except RedisError as error:
+            raise QueueUnavailable(f"Redis: {error}") from error
+
     async def _wake_at(self, deadline: float) -> None:
         # The server looks at its blocked clients ten times a second only, so its own BLOCK is up to 100 ms late.
         await asyncio.sleep(max(0.0, deadline - asyncio.get_running_loop().time()))
@@ -111,9 +128,15 @@ class LaneReader:
         for lane in lanes:
             for stream in self._keys.lane_streams(self._shard, self._model, lane):
                 if stream not in self._grouped:
-                    with suppress(ResponseError):  # BUSYGROUP: it exists.
-                        await self._pipeline.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+                    await self._make_group(stream)
                     self._grouped.add(stream)
+
+    async def _make_group(self, stream: str) -> None:
+        try:
+            await self._pipeline.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise QueueUnavailable(f"Redis: {error}") from error
 
     async def _xreadgroup(self, streams: dict[str, str], count: int | None, block_s: float = 0) -> list[Ticket]:
         block_ms = round(1000 * block_s) or None  # BLOCK 0 would mean for ever.
@@ -122,23 +145,36 @@ class LaneReader:
             return await self._redis.xreadgroup(GROUP, self._worker, streams, count=count, block=block_ms)  # type: ignore[arg-type]
 
         answer = await self._safely(read)
-        return [
-            _ticket(stream, entry, fields) for stream, entries in answer or () for entry, fields in entries if fields
-        ]
+        entries = [(stream, entry, fields) for stream, found in answer or () for entry, fields in found]
+        return [ticket for one in entries if (ticket := await self._ticket(*one))]
+
+    async def _ticket(self, stream: bytes, entry: bytes, fields: dict[bytes, bytes] | None) -> Ticket | None:
+        """None for an entry that no script has written, or that is deleted already: it is dropped."""
+        try:
+            return _decode(stream, entry, fields or {})
+        except (KeyError, ValueError):
+            _log.error("dropped the malformed entry %s of %s", entry.decode(), stream.decode())
+            await self._pipeline.command("XACK", stream, GROUP, entry)
+            await self._pipeline.command("XDEL", stream, entry)
+            return None
 
     async def _safely(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await call()
         except RedisError as error:
+            if isinstance(error, ReadOnlyError):
+                # A demoted master keeps its clients; only a new connection finds the new one behind the same name.
+                await self._redis.connection_pool.disconnect()
             # NOGROUP: the server has lost the groups, in a failover or by FLUSHALL; make them again.
             self._grouped.clear()
             raise QueueUnavailable(f"Redis: {error}") from error
 
 
-def _ticket(stream: bytes, entry: bytes, fields: dict[bytes, bytes]) -> Ticket:
-    name = stream.decode()
+def _decode(stream: bytes, entry: bytes, fields: dict[bytes, bytes]) -> Ticket:
+    name, job_id = stream.decode(), fields[b"job"].decode()
+    shard_of(job_id)
     return Ticket(
-        job_id=fields[b"job"].decode(),
+        job_id=job_id,
         stream=name,
         entry=entry.decode(),
         lane=name.split(":")[-2],

@@ -1,6 +1,7 @@
 """Pub/Sub for a whole process on one connection, whatever the number of channels."""
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -10,11 +11,19 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from headway.shared.errors import frames
+
 #: A subscriber's callback: the message, or None when messages may have been missed (subscribed just now, or again).
 Notify = Callable[[bytes | None], None]
 
 #: Seconds between two attempts to reach a server that is down.
 _RECONNECT_S = 0.5
+
+#: Seconds of silence after which the server is asked for a sign of life, and after as many more given up: a connection
+#: whose other end has vanished is silent too.
+_SILENCE_S = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class Notices:
@@ -79,18 +88,29 @@ class Notices:
         self._connection = connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.send_command("SUBSCRIBE", self._idle_channel, *self._callbacks)
+            asked = False
             while True:
-                self._hand_out(await connection.read_response())
+                message = await connection.read_response(timeout=_SILENCE_S)
+                if message is not None:
+                    self._hand_out(message)
+                elif asked:
+                    raise TimeoutError
+                else:
+                    await connection.send_command("PING")
+                asked = message is None
         finally:
             self._connection = None
             await connection.disconnect()
             await pool.release(connection)
 
     def _hand_out(self, message: Any) -> None:
-        """A message is its kind, the channel, and the payload or the number of subscriptions."""
-        kind, name, payload = message
+        """A message is its kind, the channel, and the payload or the number of subscriptions; a pong is shorter."""
+        kind, name, payload = (*message, None)[:3]
         if kind == b"subscribe" and name in self._callbacks:
             self._confirmed.add(name)
         if kind in (b"subscribe", b"message"):
             for notify in tuple(self._callbacks.get(name, ())):
-                notify(payload if kind == b"message" else None)
+                try:
+                    notify(payload if kind == b"message" else None)
+                except Exception as error:  # One subscriber's fault must not make the others deaf.
+                    _log.error("a subscriber failed: %s\n%s", type(error).__name__, frames(error))

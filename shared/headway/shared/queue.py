@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from headway.shared.autopipeline import AutoPipeline
-from headway.shared.connect import connect
+from headway.shared.connect import SOCKET_TIMEOUT_S, connect
 from headway.shared.errors import JobCancelled, error_body
 from headway.shared.job import Delivery, Job, Outcome, Record, Reply, Status, Ticket
 from headway.shared.keys import GROUP, Keys
-from headway.shared.lane_reader import LaneReader
+from headway.shared.lane_reader import MAX_BLOCK_S, LaneReader
 from headway.shared.notices import Notices
-from headway.shared.records import decode_job, decode_record
+from headway.shared.records import decode_delivery, decode_record
 
 #: Seconds after which a follower looks into the log though no notice came: a message of Pub/Sub can be lost.
 SAFETY_READ_S = 5.0
@@ -178,7 +178,8 @@ class Queue:
     @asynccontextmanager
     async def lane_reader(self, worker: str, model: str) -> AsyncIterator[LaneReader]:
         """The worker's way to its lanes: a third connection, for blocking reads."""
-        async with connect(self._url, socket_timeout_s=None, retries=0) as redis:
+        # A read that its server has not ended in time is one whose server has vanished.
+        async with connect(self._url, socket_timeout_s=MAX_BLOCK_S + SOCKET_TIMEOUT_S, retries=0) as redis:
             yield LaneReader(redis, self._pipeline, self._keys, self._shard, worker, model)
 
     @asynccontextmanager
@@ -199,9 +200,8 @@ class Queue:
         answer = await self._pipeline.script("open", keys, args)
         if answer[0] != b"opened":
             return None
-        _, attempt, offset, flat, body = answer
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        return Delivery(decode_job(ticket, fields, body or b""), ticket, attempt, offset)
+        _, flat, body = answer
+        return decode_delivery(ticket, dict(zip(flat[::2], flat[1::2], strict=True)), body or b"")
 
     async def append(self, delivery: Delivery, offset: int, replies: Sequence[Reply]) -> tuple[Append, bool]:
         """Publishes replies behind `offset`; whether it worked, and whether somebody wants the job cancelled.
@@ -255,11 +255,15 @@ class Queue:
             raise LogGap(f"{job_id}: finish expected offset {offset}")
         return _word(answer, "ok", "already", "lost")
 
-    async def requeue(self, delivery: Delivery | Ticket, reason: str) -> Literal["ok", "lost", "cancelled"]:
+    async def requeue(
+        self, delivery: Delivery | Ticket, reason: str, *, failed: bool = False
+    ) -> Literal["ok", "lost", "cancelled"]:
         """Gives a job back to its lane, to be read first; `cancelled` when the holder shall finish it instead.
 
         Args:
-            delivery: an open delivery, or the ticket of an entry that was read but not opened.
+            delivery: an open delivery, or the ticket of an entry that was read but not opened; an entry for which there
+                is nothing left to do is dropped.
+            failed: the engine has failed under the job, which counts to `max_attempts`.
         """
         if isinstance(delivery, Delivery):
             ticket, attempt = delivery.ticket, str(delivery.attempt)
@@ -271,7 +275,7 @@ class Queue:
             self._keys.returned(ticket.stream),
             self._keys.events(self._shard),
         ]
-        args = [ticket.job_id, attempt, GROUP, ticket.entry, reason]
+        args = [ticket.job_id, attempt, GROUP, ticket.entry, reason, int(failed)]
         answer: bytes = await self._pipeline.script("requeue", keys, args)
         return _word(answer, "ok", "lost", "cancelled")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import cast
 
-from headway.shared.job import Job, Record, Status, Ticket, Tier
+from headway.shared.job import Delivery, Job, Record, Status, Ticket, Tier
 
 
 def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
@@ -22,9 +22,11 @@ def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
         tier=text["tier"],
         prompt_tokens=number("prompt_tokens") or 0,
         attempt=number("attempt") or 0,
+        failures=number("failures") or 0,
         offset=number("offset") or 0,
         log=text["log"] == "1",
         cancel_requested=text.get("cancel") == "1",
+        returned_for=text.get("returned_for"),
         status_code=number("status_code"),
         worker=text.get("worker") or None,
         batch=text.get("batch"),
@@ -39,17 +41,23 @@ def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
     )
 
 
-def decode_job(ticket: Ticket, fields: Mapping[bytes, bytes], body: bytes) -> Job:
-    """The job behind a ticket, from its record's hash and its body."""
+def decode_delivery(ticket: Ticket, fields: Mapping[bytes, bytes], body: bytes) -> Delivery:
+    """The delivery that `open` answers with."""
+    record = decode_record(ticket.job_id, fields)
+    job = _decode_job(ticket, record, body)
+    return Delivery(job, ticket, record.attempt, record.failures, record.offset, record.cancel_requested)
+
+
+def _decode_job(ticket: Ticket, record: Record, body: bytes) -> Job:
     return Job(
-        id=ticket.job_id,
-        model=fields[b"model"].decode(),
-        endpoint=fields[b"endpoint"].decode(),
+        id=record.id,
+        model=record.model,
+        endpoint=record.endpoint,
         body=body,
-        lane=fields[b"lane"].decode(),
+        lane=record.lane,
         prompt_tokens=ticket.prompt_tokens,
         reserve_tokens=ticket.reserve_tokens,
         choices=ticket.choices,
-        tier=cast("Tier", fields[b"tier"].decode()),
-        log=fields[b"log"] == b"1",
+        tier=cast("Tier", record.tier),
+        log=record.log,
     )

@@ -41,11 +41,18 @@ class Settings(BaseSettings):
         default=256, gt=0, description="KV tokens reserved for the output of a job that names no limit"
     )
 
-    keep_record_s: float = Field(default=86400, gt=0, description="seconds that a job's record outlives its end")
-    keep_result_s: float = Field(
-        default=3600, gt=0, description="seconds that the result and the request body outlive it"
+    keep_record_s: float = Field(
+        default=86400, ge=0.001, allow_inf_nan=False, description="seconds that a job's record outlives its end"
     )
-    keep_log_s: float = Field(default=600, gt=0, description="seconds that the reply log outlives it")
+    keep_result_s: float = Field(
+        default=3600,
+        ge=0.001,
+        allow_inf_nan=False,
+        description="seconds that the result and the request body outlive it",
+    )
+    keep_log_s: float = Field(
+        default=600, ge=0.001, allow_inf_nan=False, description="seconds that the reply log outlives it"
+    )
 
     api_host: str = Field(default="127.0.0.1", description="address that the API listens on")
     api_port: int = Field(default=8000, ge=0, le=65535, description="port that the API listens on")

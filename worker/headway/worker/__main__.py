@@ -8,11 +8,9 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager
 
 import click
-import uvicorn
 import uvloop
 from pydantic import ValidationError
 
@@ -22,7 +20,7 @@ from headway.shared.queue import Queue, Retention
 from headway.shared.settings import Settings
 from headway.worker.batch import Window
 from headway.worker.engines.base import Engine
-from headway.worker.health import health_app
+from headway.worker.health import listen, serving_health
 from headway.worker.worker import Worker
 
 #: The exit status after an engine's death: the supervisor shall start the worker again.
@@ -55,16 +53,22 @@ async def serve(settings: Settings, engine_args: tuple[str, ...] = ()) -> int:
         ConfigurationError: a setting does not fit the engine.
     """
     stop = _stop_signal()
-    async with _engine(settings, engine_args) as engine, _queue(settings) as queue:
-        check_bounds(settings.lanes, engine.capacity().max_model_len)
-        worker = _worker(settings, queue, engine)
-        async with _health(settings, worker):
-            running = asyncio.create_task(worker.run())
-            stopping = asyncio.create_task(_stop_on(stop, worker, settings.drain_s))
-            await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-            await running
-            stopping.cancel()
-        return 0 if engine.alive else ENGINE_DIED
+    # A port that is taken is found before the engine is loaded.
+    with listen(settings.health_host, settings.health_port) as listener:
+        async with _engine(settings, engine_args) as engine, _queue(settings) as queue:
+            check_bounds(settings.lanes, engine.capacity().max_model_len)
+            worker = _worker(settings, queue, engine)
+            async with serving_health(worker, listener):
+                await _work(stop, worker, settings.drain_s)
+            return 0 if engine.alive else ENGINE_DIED
+
+
+async def _work(stop: asyncio.Event, worker: Worker, drain_s: float) -> None:
+    running = asyncio.create_task(worker.run())
+    stopping = asyncio.create_task(_stop_on(stop, worker, drain_s))
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await running
 
 
 def _engine(settings: Settings, engine_args: tuple[str, ...]) -> AbstractAsyncContextManager[Engine]:
@@ -133,25 +137,6 @@ def _stop_signal() -> asyncio.Event:
 async def _stop_on(stop: asyncio.Event, worker: Worker, drain_s: float) -> None:
     await stop.wait()
     await worker.stop(drain_s)
-
-
-class _HealthServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone: they are the worker's."""
-        yield
-
-
-@asynccontextmanager
-async def _health(settings: Settings, worker: Worker) -> AsyncIterator[None]:
-    config = uvicorn.Config(
-        health_app(worker), settings.health_host, settings.health_port, lifespan="off", log_level="warning"
-    )
-    server = _HealthServer(config)
-    serving = asyncio.create_task(server.serve())
-    yield
-    server.should_exit = True
-    await serving
 
 
 if __name__ == "__main__":

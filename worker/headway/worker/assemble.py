@@ -8,8 +8,7 @@ the same body without `stream`.
 from collections.abc import Mapping
 from typing import Any
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+from headway.shared.tokens import CHAT, COMPLETIONS
 
 #: Body fields that leave a job continuable whatever their value. A field that is not named here, such as one of a
 #: newer vLLM, makes its job run as it was asked: late text is a smaller harm than a wrong answer.
@@ -63,24 +62,9 @@ def as_stream(endpoint: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
     the engine shall refuse what is wrong with it.
     """
     options = body.get("stream_options") or {}
-    if not isinstance(options, Mapping) or not (asks_for_stream(body) or _continuable(endpoint, body)):
+    if not isinstance(options, Mapping) or not (body.get("stream") is True or _continuable(endpoint, body)):
         return None
     return {**body, "stream": True, "stream_options": {**options, "include_usage": True}}
-
-
-def asks_for_stream(body: Mapping[str, Any]) -> bool:
-    """Whether the caller wants the OpenAI stream rather than the plain answer."""
-    return body.get("stream") is True
-
-
-def visible(chunk: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
-    """Whether a chunk belongs into the OpenAI stream of a caller who sent this body.
-
-    The usage chunk has no choices; the worker always asks for it, the caller only by `include_usage`.
-    """
-    options = body.get("stream_options")
-    wants_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
-    return wants_usage or bool(chunk.get("choices"))
 
 
 def _continuable(endpoint: str, body: Mapping[str, Any]) -> bool:

@@ -27,6 +27,12 @@ class Window:
     max_jobs: int | None = None
     max_tokens: int | None = None
 
+    def most(self, taken: int) -> int | None:
+        """How many jobs one read may bring; one by one under `max_tokens`, since what is too much must go back."""
+        if self.max_tokens is not None:
+            return 1
+        return None if self.max_jobs is None else self.max_jobs - taken
+
 
 @dataclass(slots=True)
 class MicroBatch:
@@ -70,7 +76,7 @@ async def collect(read: Read, window: Window, clock: Callable[[], float] = time.
     Returns:
         None when the first read ended without a job.
     """
-    first = await read(window.max_jobs, None)
+    first = await read(window.most(0), None)
     if not first:
         return None
     batch = MicroBatch(clock())
@@ -80,8 +86,7 @@ async def collect(read: Read, window: Window, clock: Callable[[], float] = time.
         if left_s <= 0:
             batch.closed_by = "timeout" if window.max_wait_s else "immediate"
             break
-        most = None if window.max_jobs is None else window.max_jobs - len(batch.tickets)
-        more = await read(most, left_s)
+        more = await read(window.most(len(batch.tickets)), left_s)
         if more is None:
             batch.closed_by = "full"
         else:

@@ -1,7 +1,8 @@
-"""How many jobs of each lane the engine may hold: a static share of its slots and KV tokens. Pure."""
+"""How many jobs of each lane the engine may hold: a static share of its slots and KV tokens. Pure but for the clock."""
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headway.shared.job import Ticket
@@ -11,6 +12,9 @@ from headway.worker.engines.base import Capacity
 #: The part of the KV cache that admission leaves free: overcommitting means preemption, which computes twice.
 KV_HEADROOM = 0.1
 
+#: Seconds that a lane is kept for a job that did not fit and went back: another worker may have taken it meanwhile.
+RESERVED_S = 2.0
+
 
 @dataclass(slots=True)
 class _Account:
@@ -18,20 +22,25 @@ class _Account:
     tokens: int
     held_slots: int = 0
     held_tokens: int = 0
-    #: Tokens that the lane's next job needs; 0 when nobody is known to wait for room.
-    needed: int = 0
+    #: The job that did not fit, for which the lane is kept, and until when.
+    waiting: Ticket | None = None
+    waiting_until: float = 0.0
 
-    @property
-    def room(self) -> int:
-        if self.held_slots and self.needed > self.tokens - self.held_tokens:
-            return 0
-        return max(0, self.slots - self.held_slots)
+    def fits(self, ticket: Ticket) -> bool:
+        """A job alone in its lane always fits, even if it is larger than the lane."""
+        return not self.held_slots or (
+            self.held_slots + ticket.choices <= self.slots and self.held_tokens + ticket.reserve_tokens <= self.tokens
+        )
+
+    def kept(self, now: float) -> bool:
+        return self.waiting is not None and now < self.waiting_until and not self.fits(self.waiting)
 
 
 class Budget:
     """Slots and KV tokens by lane. Jobs stay in Redis until there is room, where other workers can take them."""
 
-    def __init__(self, capacity: Capacity, lanes: Iterable[Lane]) -> None:
+    def __init__(self, capacity: Capacity, lanes: Iterable[Lane], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         usable = int(capacity.kv_tokens * (1 - KV_HEADROOM))
         self._accounts: dict[str, _Account] = defaultdict(lambda: _Account(1, 0))
         for lane in lanes:
@@ -39,22 +48,24 @@ class Budget:
             self._accounts[lane.name] = _Account(slots, int(usable * lane.share))
 
     def room(self, lane: str) -> int:
-        """Slots that are free for this lane. A lane that is no longer configured gets one at a time."""
-        return self._accounts[lane].room
+        """Slots that are free for this lane; none while a job that came first waits for more than there are.
+
+        A lane that is no longer configured gets one job at a time.
+        """
+        account = self._accounts[lane]
+        return 0 if account.kept(self._clock()) else max(0, account.slots - account.held_slots)
 
     def take(self, ticket: Ticket) -> bool:
-        """Reserves for a job what it may need; False when it does not fit. A job alone in its lane always fits."""
+        """Reserves for a job what it may need; False when it does not fit, and then the lane is kept for it."""
         account = self._accounts[ticket.lane]
-        fits = (
-            account.held_slots + ticket.choices <= account.slots
-            and account.held_tokens + ticket.reserve_tokens <= account.tokens
-        )
-        if account.held_slots and not fits:
-            account.needed = ticket.reserve_tokens
+        if account.kept(self._clock()):
             return False
+        if not account.fits(ticket):
+            account.waiting, account.waiting_until = ticket, self._clock() + RESERVED_S
+            return False
+        account.waiting = None
         account.held_slots += ticket.choices
         account.held_tokens += ticket.reserve_tokens
-        account.needed = 0
         return True
 
     def release(self, ticket: Ticket) -> None:

@@ -35,7 +35,7 @@ class Output:
         try:
             body = json.loads(self._job.body)
         except ValueError as error:
-            raise InvalidRequest("The body of this job is not JSON.") from error
+            raise InvalidRequest("The body of this job is not JSON, or is not there any more.") from error
         if not isinstance(body, dict):
             raise InvalidRequest("The body of this job is no JSON object.")
         endpoint = self._job.endpoint
@@ -52,8 +52,8 @@ class Output:
         """Seconds since the first token; None for an answer that came whole."""
         return None if self._first_token_at is None else time.monotonic() - self._first_token_at
 
-    def outcome(self, final: Final, *, last_attempt: bool) -> Outcome | None:
-        """How the job ends after the engine's last word; None when it shall be tried again.
+    def outcome(self, final: Final) -> Outcome | None:
+        """How the job ends after the engine's last word; None when the engine has failed and it shall be tried again.
 
         2xx is an answer unless the engine was told to stop meanwhile ("abort", which comes with status 200). 4xx is the
         caller's error and final at once. Everything else is the engine's fault.
@@ -64,10 +64,12 @@ class Output:
             return Outcome(Status.COMPLETED, final.status_code, final.body or self._assembled())
         if 400 <= final.status_code < 500:
             return Outcome(Status.FAILED, final.status_code, final.body or b"")
-        if last_attempt:
-            error = EngineFailed("The engine failed while it ran this job.")
-            return Outcome(Status.FAILED, error.status_code, error_body(error))
         return None
+
+    def given_up(self) -> Outcome:
+        """The end of a job under which the engine has failed too often."""
+        error = EngineFailed("The engine failed each time that it ran this job.")
+        return Outcome(Status.FAILED, error.status_code, error_body(error))
 
     def cancelled(self) -> Outcome:
         """The end of a cancelled job; the text so far is kept beside the error."""
@@ -80,4 +82,4 @@ class Output:
 
     def _look(self, data: Any) -> None:
         self._aborted |= any(choice.get("finish_reason") == "abort" for choice in data.get("choices") or ())
-        self.tokens = (data.get("usage") or {}).get("completion_tokens", self.tokens)
+        self.tokens = (data.get("usage") or {}).get("completion_tokens") or self.tokens

@@ -5,7 +5,7 @@ import logging
 from contextlib import aclosing
 from typing import Literal
 
-from headway.shared.errors import InvalidRequest, error_body
+from headway.shared.errors import InvalidRequest, error_body, frames
 from headway.shared.job import Delivery, Outcome, Reply
 from headway.shared.queue import Queue
 from headway.worker.engines.base import Engine, Final
@@ -14,8 +14,8 @@ from headway.worker.patience import patiently
 
 _log = logging.getLogger(__name__)
 
-#: Why a run was ended from outside: a cancel, a drain, or another holder.
-Interruption = Literal["cancel", "return", "lost"]
+#: Why a run was ended before its time: a cancel, a drain, another holder, or a fault while publishing.
+Interruption = Literal["cancel", "return", "lost", "broken"]
 
 
 class Run:
@@ -25,14 +25,14 @@ class Run:
         self._queue = queue
         self._engine = engine
         self._delivery = delivery
-        self._max_attempts = max_attempts
+        self._given_up = delivery.failures >= max_attempts
         self._output = Output(delivery.job)
         self._offset = delivery.offset
         # An earlier attempt has published: readers must know that what they have is void.
         self._outbox: list[Reply] = [Reply(0, "restarted", b"{}")] if delivery.offset else []
         self._news = asyncio.Event()
         self._ended = False
-        self._interruption: Interruption | None = None
+        self._interruption: Interruption | None = "cancel" if delivery.cancel_requested else None
         self._generating: asyncio.Task[Final] | None = None
 
     @property
@@ -40,24 +40,43 @@ class Run:
         return self._delivery.job.id
 
     def interrupt(self, why: Interruption) -> None:
-        """Aborts the run inside the engine; the first reason given is the one that counts."""
-        self._interruption = self._interruption or why
-        if self._generating is not None:
-            self._generating.cancel()
+        """Aborts the run inside the engine. The first reason counts; a second must not cut the abort itself off."""
+        if self._interruption is None:
+            self._interruption = why
+            if self._generating is not None:
+                self._generating.cancel()
 
     async def __call__(self) -> None:
         """Generates and publishes, and then finishes the job or gives it back."""
+        try:
+            await self._generate_and_publish()
+            await self._conclude(self._outcome())
+        except Exception as error:
+            _log.error("%s: the run broke off: %s\n%s", self.job_id, type(error).__name__, frames(error))
+            await self._give_back("run broke off", failed=True)
+
+    async def _generate_and_publish(self) -> None:
         self._generating = asyncio.create_task(self._generate())
         publishing = asyncio.create_task(self._publish())
-        if self._interruption:
-            self._generating.cancel()
-        await asyncio.wait([self._generating])
-        self._ended = True
-        self._news.set()
-        await publishing
-        await self._conclude()
+        try:
+            await asyncio.wait([self._generating, publishing], return_when=asyncio.FIRST_COMPLETED)
+            if publishing.done():
+                publishing.result()
+            await asyncio.wait([self._generating])
+            self._ended = True
+            self._news.set()
+            await publishing
+        except BaseException:
+            self.interrupt("broken")
+            publishing.cancel()
+            await asyncio.wait([self._generating, publishing])
+            raise
 
     async def _generate(self) -> Final:
+        if self._interruption:
+            raise asyncio.CancelledError
+        if self._given_up:
+            return Final(500, None)
         try:
             request = self._output.request()
         except InvalidRequest as error:
@@ -91,36 +110,35 @@ class Run:
         replies, self._outbox = self._outbox, []
         return replies
 
-    async def _conclude(self) -> None:
-        if self._interruption == "lost":
-            _log.warning("%s: another worker has it; nothing more is published", self.job_id)
-            return
-        outcome = self._outcome()
-        if outcome is None and await self._give_back() == "cancelled":
-            outcome = self._output.cancelled()
-        if outcome is not None:
-            await self._finish(outcome)
-
     def _outcome(self) -> Outcome | None:
         """How the job ends; None when it goes back to its lane."""
         assert self._generating is not None
         if self._generating.cancelled():
             return self._output.cancelled() if self._interruption == "cancel" else None
-        last_attempt = self._delivery.attempt >= self._max_attempts
-        return self._output.outcome(self._final(self._generating), last_attempt=last_attempt)
+        return self._output.given_up() if self._given_up else self._output.outcome(self._final(self._generating))
 
     def _final(self, generating: asyncio.Task[Final]) -> Final:
         error = generating.exception()
         if error is None:
             return generating.result()
-        _log.error("%s: the engine raised %s", self.job_id, type(error).__name__, exc_info=error)
+        _log.error("%s: the engine raised %s\n%s", self.job_id, type(error).__name__, frames(error))
         return Final(500, None)
 
-    async def _give_back(self) -> Literal["ok", "lost", "cancelled"]:
-        reason = self._interruption or "engine failed"
-        word = await patiently(lambda: self._queue.requeue(self._delivery, reason))
-        _log.info("%s: attempt %d given back (%s): %s", self.job_id, self._delivery.attempt, reason, word)
-        return word
+    async def _conclude(self, outcome: Outcome | None) -> None:
+        if self._interruption == "lost":
+            _log.warning("%s: no longer this attempt's; nothing more is published", self.job_id)
+        elif outcome is not None:
+            await self._finish(outcome)
+        elif self._interruption == "return":
+            await self._give_back("worker stopped", failed=False)
+        else:
+            await self._give_back("engine failed", failed=True)
+
+    async def _give_back(self, reason: str, *, failed: bool) -> None:
+        word = await patiently(lambda: self._queue.requeue(self._delivery, reason, failed=failed))
+        _log.info("%s: attempt %d given back, %s: %s", self.job_id, self._delivery.attempt, reason, word)
+        if word == "cancelled":
+            await self._finish(self._output.cancelled())
 
     async def _finish(self, outcome: Outcome) -> None:
         replies = self._take_outbox()

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Literal
 
-from headway.shared.errors import QueueUnavailable
+from headway.shared.errors import QueueUnavailable, frames
 from headway.shared.job import Delivery, Ticket
 from headway.shared.lane_reader import LaneReader
 from headway.shared.lanes import Lane
@@ -16,7 +16,7 @@ from headway.shared.queue import Batch, Queue
 from headway.worker.batch import MicroBatch, Window, collect
 from headway.worker.budget import Budget
 from headway.worker.engines.base import Engine
-from headway.worker.patience import patiently
+from headway.worker.patience import RETRY_S, patiently
 from headway.worker.run import Run
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ State = Literal["pulling", "full", "starting", "waiting for Redis", "quiet", "st
 
 #: Seconds between two looks at the engine.
 _WATCH_S = 0.2
+
+#: Seconds that a stopping worker gives Redis to take its jobs back, once their grace is over.
+_GIVE_BACK_S = 5.0
 
 
 class Worker:
@@ -59,6 +62,9 @@ class Worker:
         self._room = asyncio.Event()
         self._quiet = False
         self._unsure = False
+        self._returning = False
+        self._finished = asyncio.Event()
+        self._finished.set()
         self._reader: LaneReader | None = None
         self._numbers = itertools.count(1)
 
@@ -77,19 +83,29 @@ class Worker:
         return self._engine.alive and not self._quiet
 
     async def run(self) -> None:
-        """Pulls work until `quiet`, `stop` or the engine's death; returns when no job is in hand any more."""
+        """Pulls work until `quiet`, `stop` or the engine's death; returns when no job is in hand any more.
+
+        Whatever else ends the pulling, the jobs in hand go back to their lanes first.
+        """
+        self._finished.clear()
         watching = asyncio.create_task(self._watch_engine())
         try:
             async with (
                 self._queue.lane_reader(self.name, self._model) as self._reader,
                 self._queue.cancels(self._on_cancel),
             ):
-                while self._accepting:
-                    await self._turn(self._reader)
-                await self._drained()
+                try:
+                    while self._accepting:
+                        await self._turn(self._reader)
+                except Exception:
+                    self._return_runs()
+                    raise
+                finally:
+                    await self._drained()
         finally:
             watching.cancel()
             self.state = "stopped" if self._engine.alive else "engine died"
+            self._finished.set()
 
     async def quiet(self) -> None:
         """Reads no more. What was read but not started goes back at once; what runs goes on."""
@@ -101,18 +117,39 @@ class Worker:
             await self._reader.wake()
 
     async def stop(self, deadline_s: float) -> None:
-        """Goes quiet, gives running jobs `deadline_s` seconds to end, and returns the rest to their lanes."""
+        """Goes quiet, gives running jobs `deadline_s` seconds to end, and returns the rest to their lanes.
+
+        Returns when `run` has ended. With Redis away, jobs stay this worker's by name, and it says so.
+        """
         await self.quiet()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=deadline_s)
+        if await self._finishes_within(deadline_s):
+            return
+        self._return_runs()
+        if not await self._finishes_within(_GIVE_BACK_S):
+            _log.error("Redis is away: not given back are %s", ", ".join(self._runs) or "entries not opened")
+            for task in self._tasks:
+                task.cancel()
+            await self._finished.wait()
+
+    def _return_runs(self) -> None:
+        """From now on no job runs here: those that do are aborted, and all go back to their lanes."""
+        self._returning = True
         for run in self._runs.values():
             run.interrupt("return")
-        await self._drained()
+
+    async def _finishes_within(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._finished.wait()
+        return self._finished.is_set()
 
     async def _turn(self, reader: LaneReader) -> None:
         if self._unsure:
             self._set_state("waiting for Redis")
-            await self._recover(reader)
+            await asyncio.sleep(RETRY_S)
+            with suppress(QueueUnavailable):
+                await self._recover(reader)
+            return
         batch = await collect(self._read, self._window)
         if batch is not None:
             await self._admit(batch)
@@ -163,9 +200,10 @@ class Worker:
 
     async def _recover(self, reader: LaneReader) -> None:
         """Returns the entries that a read whose answer was lost has left in this worker's name."""
-        names = await patiently(lambda: reader.lanes(lane.name for lane in self._lanes))
-        tickets = await patiently(lambda: reader.recover(names))
-        await self._return([ticket for ticket in tickets if ticket.job_id not in self._runs], "lost read")
+        tickets = await reader.recover(await reader.lanes(lane.name for lane in self._lanes))
+        for ticket in tickets:
+            if ticket.job_id not in self._runs:
+                await self._queue.requeue(ticket, "lost read")
         self._unsure = False
 
     async def _admit(self, batch: MicroBatch) -> None:
@@ -193,27 +231,32 @@ class Worker:
         self._opening.add(ticket.job_id)
         delivery = await patiently(lambda: self._queue.open(ticket, self.name, batch))
         self._opening.discard(ticket.job_id)
+        cancelled = ticket.job_id in self._cancelled_while_opening
+        self._cancelled_while_opening.discard(ticket.job_id)
         if delivery is None:
             self._release(ticket)
         else:
-            self._start(delivery)
+            self._start(delivery, cancelled=cancelled)
 
-    def _start(self, delivery: Delivery) -> None:
+    def _start(self, delivery: Delivery, *, cancelled: bool) -> None:
         run = Run(self._queue, self._engine, delivery, max_attempts=self._max_attempts)
-        self._runs[run.job_id] = run
-        if run.job_id in self._cancelled_while_opening:
-            self._cancelled_while_opening.discard(run.job_id)
+        if cancelled:
             run.interrupt("cancel")
+        if self._returning:
+            run.interrupt("return")
+        self._runs[run.job_id] = run
         task = asyncio.create_task(run(), name=run.job_id)
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._ended(task, delivery))
+        task.add_done_callback(lambda task: self._ended(task, run, delivery.ticket))
 
-    def _ended(self, task: asyncio.Task[None], delivery: Delivery) -> None:
+    def _ended(self, task: asyncio.Task[None], run: Run, ticket: Ticket) -> None:
         self._tasks.discard(task)
-        del self._runs[delivery.job.id]
-        self._release(delivery.ticket)
+        self._release(ticket)
+        # A job that was given back may be here again before its first run has the answer.
+        if self._runs.get(run.job_id) is run:
+            del self._runs[run.job_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s: the run broke off", delivery.job.id, exc_info=error)
+            _log.error("%s: given up: %s\n%s", run.job_id, type(error).__name__, frames(error))
 
     def _release(self, ticket: Ticket) -> None:
         """Frees a job's room, and wakes a read that did not watch its lane for want of room."""
@@ -233,11 +276,10 @@ class Worker:
 
     async def _look_for_cancels(self) -> None:
         """Messages may have been missed: asks for each job in hand whether somebody has cancelled it."""
-        for job_id, run in tuple(self._runs.items()):
-            with suppress(QueueUnavailable):
-                record = await self._queue.record(job_id)
-                if record is not None and record.cancel_requested:
-                    run.interrupt("cancel")
+        for run in tuple(self._runs.values()):
+            record = await patiently(lambda run=run: self._queue.record(run.job_id))  # type: ignore[misc]
+            if record is not None and record.cancel_requested:
+                run.interrupt("cancel")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -249,6 +291,7 @@ class Worker:
             await asyncio.sleep(_WATCH_S)
         _log.critical("the engine died; giving %d jobs back", self.running)
         self.state = "engine died"
+        self._return_runs()
         await self.quiet()
 
     async def _drained(self) -> None:

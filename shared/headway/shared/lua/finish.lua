@@ -17,6 +17,5 @@ if ARGV[10] ~= '' then redis.call('HSET', KEYS[1], 'first_token_at_ms', now_ms()
 conclude({ job = KEYS[1], body = KEYS[2], log = KEYS[3], result = KEYS[4], events = KEYS[6] },
   { job = ARGV[1], status = ARGV[6], code = ARGV[7], body = ARGV[8], offset = offset, channel = ARGV[11] },
   { record = ARGV[12], result = ARGV[13], log = ARGV[14] })
-redis.call('XACK', KEYS[5], ARGV[4], ARGV[5])
-redis.call('XDEL', KEYS[5], ARGV[5])
+acknowledge(KEYS[5], ARGV[4], ARGV[5])
 return 'ok'

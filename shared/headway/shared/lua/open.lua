@@ -2,18 +2,16 @@
 -- KEYS: 1 job  2 body  3 the stream that the entry was read from  4 events
 -- ARGV: 1 job id  2 entry  3 group  4 worker  5 batch name  6 jobs in the batch  7 why the batch closed
 --       8 its window in milliseconds
--- Returns: {"opened", attempt, offset, record as a flat list, body}; the same again when this worker has it open already;
+-- Returns: {"opened", record as a flat list, body}; the same again when this worker has it open already;
 --          {"lost"} when another worker has it;
 --          {"gone"} when the record is gone or names another entry, {"ended"} when the job has ended: nothing is left
 --          to do, and the entry is acknowledged and deleted.
 local function drop(why)
-  redis.call('XACK', KEYS[3], ARGV[3], ARGV[2])
-  redis.call('XDEL', KEYS[3], ARGV[2])
+  acknowledge(KEYS[3], ARGV[3], ARGV[2])
   return { why }
 end
 local function opened()
-  local record = redis.call('HMGET', KEYS[1], 'attempt', 'offset')
-  return { 'opened', tonumber(record[1]), tonumber(record[2]), redis.call('HGETALL', KEYS[1]), redis.call('GET', KEYS[2]) }
+  return { 'opened', redis.call('HGETALL', KEYS[1]), redis.call('GET', KEYS[2]) }
 end
 local record = redis.call('HMGET', KEYS[1], 'status', 'stream', 'entry', 'worker')
 if record[2] ~= KEYS[3] or record[3] ~= ARGV[2] then return drop('gone') end -- fence

@@ -17,6 +17,12 @@ local function ended(status)
   return status ~= 'queued' and status ~= 'in_progress'
 end
 
+-- XACK alone would free no memory.
+local function acknowledge(stream, group, entry)
+  redis.call('XACK', stream, group, entry)
+  redis.call('XDEL', stream, entry)
+end
+
 -- Writes pairs of (kind, data) from ARGV[first] on behind `offset`; the id of an entry is its offset.
 local function append(log, offset, first)
   for i = first, #ARGV, 2 do

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from headway.shared.errors import ConfigurationError
 from headway.worker.engines.base import Capacity, Chunk, Final, Request
 from headway.worker.engines.simulated_openai import (
     Answer,
@@ -63,11 +64,11 @@ class SimulatedEngine:
         """A running engine; what still runs at the exit gets the error of a dead engine.
 
         Raises:
-            ValueError: the longest request would not fit the KV memory, or the model refuses the numbers.
+            ConfigurationError: the longest request would not fit the KV memory, or the model refuses the numbers.
         """
         steps = Model(slots=slots, kv_tokens=kv_tokens, constants=constants)
         if max_model_len > steps.kv_tokens:
-            raise ValueError(f"max_model_len {max_model_len} exceeds the {steps.kv_tokens} KV tokens")
+            raise ConfigurationError(f"max_model_len {max_model_len} exceeds the {steps.kv_tokens} KV tokens")
         engine = cls(Contract(model=model, max_model_len=max_model_len, count=count), steps, slots)
         loop = asyncio.create_task(engine._loop())
         try:

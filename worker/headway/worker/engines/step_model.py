@@ -12,6 +12,8 @@ again.
 from collections import deque
 from dataclasses import dataclass, field
 
+from headway.shared.errors import ConfigurationError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
@@ -95,14 +97,14 @@ class Model:
     """The state of a simulated engine: which sequences wait, which run, and how much KV memory is free.
 
     Raises:
-        ValueError: the step budget cannot give each slot one token, or there is less than one block.
+        ConfigurationError: the step budget cannot give each slot one token, or there is less than one block.
     """
 
     def __init__(self, *, slots: int, kv_tokens: int, constants: Constants) -> None:
         if not 1 <= slots <= constants.step_tokens:
-            raise ValueError(f"slots must be 1 to step_tokens ({constants.step_tokens}), not {slots}")
+            raise ConfigurationError(f"slots must be 1 to step_tokens ({constants.step_tokens}), not {slots}")
         if kv_tokens < constants.block_tokens:
-            raise ValueError(f"kv_tokens must hold one block of {constants.block_tokens}, not {kv_tokens}")
+            raise ConfigurationError(f"kv_tokens must hold one block of {constants.block_tokens}, not {kv_tokens}")
         self._constants = constants
         self._slots = slots
         self._blocks = kv_tokens // constants.block_tokens

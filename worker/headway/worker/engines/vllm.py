@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
-from headway.shared.errors import ConfigurationError
+from headway.shared.errors import ConfigurationError, frames
 from headway.worker.engines.base import Capacity, Chunk, Final, Request
 from headway.worker.engines.sse import DONE, EventReader
 
@@ -220,9 +220,9 @@ class _Call:
     async def _drive(self, app: Application, request: Request) -> None:
         try:
             await app(_scope(request), self._receive, self._send)
-        except Exception:
+        except Exception as error:
             # Starlette raises again what it has just answered with a 500; an unfinished answer is the reader's.
-            log.warning("vLLM's application failed on %s", request.id, exc_info=True)
+            log.warning("vLLM's application failed on %s: %s\n%s", request.id, type(error).__name__, frames(error))
         finally:
             if not self._left.is_set():
                 await self._messages.put(None)
