@@ -32,7 +32,7 @@ _LOAD = 60
 #: An engine that is slow enough for two cores to serve three: 4 short jobs at once, half a second each. A worker that
 #: stops gives all of them back at once.
 _ENGINE = {"SIMULATED_SLOTS": "8", "SIMULATED_STEP_MS": "20", "ENGINE": "simulated", "MODEL": "m"}
-_TOKENS = 24
+_TOKENS = 27
 
 #: Seconds before a phase is measured: workers start, and jobs of the phase before end.
 _SETTLE_S = 1.0

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis as Redis_
+from redis.asyncio import Redis
 
 from headway.producer import AsyncClient, AsyncJobHandle, Client
 from headway.producer.client import text_of
@@ -16,11 +20,14 @@ from headway.shared.errors import (
     InvalidRequest,
     JobFailed,
     JobNotFound,
+    LogExpired,
     ModelNotFound,
+    QueueClosed,
     QueueUnavailable,
     StreamRestarted,
 )
 from headway.shared.job import Delivery, Outcome, Reply, Status, mint_job_id
+from headway.shared.keys import Keys
 from headway.shared.queue import Queue
 from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS
@@ -210,6 +217,57 @@ async def test_what_cannot_be_submitted(client: AsyncClient, request_: dict[str,
         await client.submit(**request_)
 
 
+async def test_a_text_that_does_not_come_in_pieces(client: AsyncClient) -> None:
+    # Given jobs that the worker does not run as streams
+    for wish in ({"seed": 1}, {"stop": ["zzz"]}, {"n": 2}):
+        job = await client.submit(prompt="x", max_tokens=5, **wish)
+        # If I read their text, I expect all of it
+        async with asyncio.timeout(PATIENCE_S):
+            pieces = await collect(job.text())
+        assert pieces == [text_of(await job.result(PATIENCE_S))] != [""]
+
+
+async def test_a_wait_of_nothing_only_looks(client: AsyncClient, unserved: Settings) -> None:
+    # Given a job that has ended, and one that has not
+    job = await client.submit(messages=HELLO, max_tokens=3)
+    answer = await job.result(PATIENCE_S)
+    async with AsyncClient.connect(settings=unserved) as other:
+        waiting = await other.submit(messages=HELLO)
+        # If I give it no time, I expect the answer of the one, and a timeout for the other
+        assert await job.result(0) == answer
+        with pytest.raises(TimeoutError):
+            await waiting.result(0)
+    # and a time that is none to be refused
+    with pytest.raises(InvalidRequest, match="timeout"):
+        await job.result(float("nan"))
+
+
+async def test_an_expired_log_is_told(unserved: Settings) -> None:
+    async with AsyncClient.connect(settings=unserved) as client, queue_of(unserved) as queue:
+        # Given a job whose log has expired, and whose result has not
+        job = await client.submit(messages=HELLO)
+        worker = await Played.take(queue)
+        await worker.say("lost")
+        await worker.finish()
+        async with Redis.from_url(unserved.redis_url) as redis:
+            await redis.delete(Keys(unserved.prefix).log(job.id))
+        # If I read it, I expect an error instead of an empty text, and the result all the same
+        with pytest.raises(LogExpired):
+            await collect(job.text())
+        assert await job.result(PATIENCE_S) == json.loads(DONE.body)
+
+
+async def test_a_redis_that_is_down_fails_readers_at_once(tmp_path: Path) -> None:
+    # Given an address where nobody listens, and a clock that would show any pause
+    async with AsyncClient.connect(f"redis://127.0.0.1:{free_port()}/0", settings=Settings(served_model="m")) as client:
+        job = client.job(mint_job_id())
+        # If I read or wait, I expect an error well before the end of an outage is waited for
+        for reading in (collect(job.text()), job.result()):
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(QueueUnavailable):
+                    await reading
+
+
 async def test_a_redis_that_is_down_is_named(tmp_path: Path) -> None:
     # Given an address where nobody listens
     async with AsyncClient.connect(f"redis://127.0.0.1:{free_port()}/0", settings=Settings(served_model="m")) as client:
@@ -298,6 +356,54 @@ def test_the_blocking_client_serves_many_threads(settings: Settings) -> None:
 
         # If each asks for something else, I expect each to get its own
         assert list(pool.map(ask, range(1, 17))) == list(range(1, 17))
+
+
+@pytest.mark.parametrize("verb", ["result", "follow", "stream", "text"])
+def test_ctrl_c_ends_a_wait_at_once(unserved: Settings, verb: str) -> None:
+    with Client.connect(settings=unserved) as client, Redis_.from_url(unserved.redis_url) as redis:
+        # Given a job that never ends
+        job = client.submit(messages=HELLO)
+        channel = Keys(unserved.prefix).notice(job.id)
+
+        def until_followers_are(count: int) -> None:
+            while redis.pubsub_numsub(channel)[0][1] != count:
+                pass
+
+        def interrupt() -> None:
+            until_followers_are(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        # If I wait for it, and press Ctrl-C
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(getattr(job, verb)())
+        # I expect nobody to follow it any more, and the client to work and to end
+        until_followers_are(0)
+        assert job.status().status == "queued"
+
+
+def test_what_is_left_open_ends_with_the_client(settings: Settings) -> None:
+    # Given a stream that was begun and not read to its end
+    with Client.connect(settings=settings) as client:
+        pieces = client.submit(messages=HELLO, max_tokens=200).text()
+        next(pieces)
+    # If the client has ended, I expect that the stream can be closed, without a word
+    pieces.close()
+
+
+def test_a_wait_in_another_thread_ends_with_the_client(unserved: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a thread that waits for a job that never ends
+    monkeypatch.setattr("headway.shared.queue.SAFETY_READ_S", 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        with Client.connect(settings=unserved) as client, Redis_.from_url(unserved.redis_url) as redis:
+            job = client.submit(messages=HELLO)
+            waiting = pool.submit(job.result)
+            while not redis.pubsub_numsub(Keys(unserved.prefix).notice(job.id))[0][1]:
+                pass
+        # If the client ends, I expect the thread to be told why
+        with pytest.raises(QueueClosed):
+            waiting.result(PATIENCE_S)
 
 
 def test_a_stream_can_be_left_early(settings: Settings) -> None:

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
 
+from headway.producer.cli import main
 from headway.producer.commands import job, submit
 from headway.producer.local import environment, leave, local_settings
+from headway.shared.errors import ConfigurationError
 from headway.shared.settings import Settings
 from programs import MODEL, Stack
 
@@ -21,6 +24,10 @@ def here(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(command: object, *args: str, stdin: str = "") -> Result:
     return CliRunner().invoke(command, args, input=stdin, catch_exceptions=False)  # type: ignore[arg-type]
+
+
+def headway(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
 
 
 @pytest.mark.usefixtures("here")
@@ -61,6 +68,9 @@ def test_a_job_is_looked_up() -> None:
     for part in (job_id, "completed", "short (flex)", "3 tokens"):
         assert part in shown
     assert "\x1b" not in shown
+    # and that to wait for nothing gives what is there, while a time that is none is refused
+    assert run(job, job_id, "--wait", "0").stdout == text
+    assert headway("job", job_id, "--wait", "nan").output == "Error: timeout must be a number of seconds\n"
     assert json.loads(run(job, job_id, "--json").stdout)["status"] == "completed"
 
 
@@ -79,11 +89,22 @@ def test_a_job_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_finds_the_stack_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given the settings that a running `headway up` has left in its data folder
     monkeypatch.setenv("HEADWAY_DATA_DIR", str(tmp_path))
-    running = Settings(redis_url="unix:///run/it%27s.sock", lane_shares=(0.6, 0.2, 0.1), batch_max_jobs=None)
-    leave(running)
+    running = Settings(
+        redis_url="unix:///run/it%27s.sock",
+        lane_shares=(0.6, 0.2, 0.1),
+        batch_max_jobs=None,
+        tokenizer="it's ${HOME} \\'",
+    )
+    (tmp_path / "up.json").write_text("left by one that was killed")
+    file = leave(running)
     # If a command looks for settings, I expect those
-    found = local_settings()
-    assert (found.redis_url, found.lane_shares) == (running.redis_url, running.lane_shares)
+    assert local_settings().model_dump(exclude={"data_dir"}) == running.model_dump(exclude={"data_dir"})
+    # in a file that nobody else can read, which is said to whoever tries
+    assert file.stat().st_mode & 0o777 == 0o600
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "Permission denied")))
+        with pytest.raises(ConfigurationError, match=r"up\.json cannot be read \(Permission denied\)"):
+            local_settings()
     # but not where the environment names a queue
     monkeypatch.setenv("HEADWAY_REDIS_URL", "redis://elsewhere")
     assert local_settings().redis_url == "redis://elsewhere"

@@ -179,6 +179,7 @@ async def test_the_offset_can_stand_in_the_url_and_the_header_wins(http: httpx.A
     assert whole.endswith((await http.get(path)).content)
     assert (await http.get(path)).content.startswith(b"id: 3\n")
     assert (await http.get(path, headers={"Last-Event-ID": "4"})).content.startswith(b"id: 5\n")
+    assert (await http.get(path, headers={"Last-Event-ID": ""})).content.startswith(b"id: 3\n")
 
 
 async def test_a_reader_who_has_the_end_is_told_to_stop(http: httpx.AsyncClient) -> None:
@@ -186,6 +187,32 @@ async def test_a_reader_who_has_the_end_is_told_to_stop(http: httpx.AsyncClient)
     last = last_id(await read(http, job_id))
     answer = await http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
     assert (answer.status_code, answer.content) == (204, b"")
+
+
+async def test_a_reader_of_a_job_without_a_log_is_told_to_stop(http: httpx.AsyncClient) -> None:
+    # Given a plain job, and a reader who has its end
+    job_id = (await http.post(COMPLETIONS, json={"prompt": "Once", "max_tokens": 2})).headers["x-job-id"]
+    last = last_id(await read(http, job_id))
+    # If it reconnects, I expect the end not to come again
+    answer = await http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
+    assert (answer.status_code, answer.content) == (204, b"")
+    answer = await http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last + 1)})
+    assert answer.status_code == 400
+
+
+async def test_the_events_of_an_expired_log_are_gone(http: httpx.AsyncClient, stack: Stack) -> None:
+    # Given a job whose log has expired
+    job_id = await submit(http, 3)
+    last = last_id(await read(http, job_id))
+    with Redis.from_url(stack.settings["REDIS_URL"]) as redis:
+        redis.delete(Keys(stack.settings["PREFIX"]).log(job_id))
+    # If a reader comes who lacks events, I expect 410, which makes browsers stop
+    for offset in (0, last - 1):
+        answer = await http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(offset)})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (410, "log_expired")
+    # and 204 for one who has all of them
+    answer = await http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
+    assert answer.status_code == 204
 
 
 @pytest.mark.parametrize("offset", ["-1", "1.5", "abc", "1000", "9" * 40])
@@ -243,7 +270,7 @@ async def test_200_callers_wait_on_at_most_4_connections(stack: Stack) -> None:
 
 async def test_an_api_that_stops_cancels_no_job(http: httpx.AsyncClient, stack: Stack) -> None:
     # Given a reader at an API process, of a job that runs for longer than the process will
-    api = ApiProgram({**stack.settings, "DRAIN_S": "1"})
+    api = ApiProgram({**stack.settings, "API_GRACE_S": "1"})
     async with httpx.AsyncClient(base_url=api.url, timeout=PATIENCE_S) as client:
         job_id = await submit(client, 1900)
         async with client.stream("GET", f"/v1/jobs/{job_id}/events") as events:

@@ -1,9 +1,11 @@
 """`headway up` and `headway demo` as processes: what they start and survive, and that they leave nothing behind."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,15 +82,22 @@ class Headway:
             self.output += (await self.process.stdout.read()).decode()
             return await self.process.wait()
 
+    def hang_up(self) -> None:
+        """Reads no more, so that whatever it says is a broken pipe to it."""
+        self.process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+
     def look(self) -> list[psutil.Process]:
         """The processes below it now; they are remembered."""
         if self.process.returncode is None:
             self.seen += psutil.Process(self.process.pid).children(recursive=True)
         return self.seen
 
+    def children(self, name: str) -> list[psutil.Process]:
+        """Those of its processes that live and whose command line has the name, the newest last."""
+        return [child for child in self.look() if _lives(child) and name in " ".join(child.cmdline())]
+
     def child(self, name: str) -> psutil.Process:
-        """The newest of its processes whose command line has the name."""
-        return [child for child in self.look() if _lives(child) and name in " ".join(child.cmdline())][-1]
+        return self.children(name)[-1]
 
     async def nothing_is_left(self) -> None:
         """Returns when none of the processes lives that were ever seen below it, or that work in its folder."""
@@ -170,6 +179,55 @@ async def test_its_children_do_not_outlive_a_supervisor_that_is_killed(settings_
         assert await up.end(signal.SIGINT) == 0
 
 
+async def test_it_stops_though_nobody_reads_what_it_says(settings_here: Path) -> None:
+    # Given one whose reader has gone, as in `headway up | head`
+    async with Headway.running(settings_here, "up", "--engine", "simulated") as up:
+        await up.line("Ready")
+        up.hang_up()
+        # If it has something to say, I expect it to run on
+        up.child("headway.worker").kill()
+        await eventually(lambda: not up.children("headway.worker"))
+        await eventually(lambda: up.children("headway.worker"))
+        # If I press Ctrl-C, I expect it to stop in order
+        assert await up.end(signal.SIGINT) == 0
+        await up.nothing_is_left()
+
+
+async def test_a_closed_terminal_stops_it_in_order(settings_here: Path) -> None:
+    # Given a job that runs
+    slow = {"SIMULATED_STEP_MS": "1000", "DRAIN_S": "0"}
+    async with Headway.running(settings_here, "up", "--engine", "simulated", **slow) as up:
+        await up.line("Ready")
+        async with AsyncClient.connect(settings=local_settings()) as client:
+            job = await client.submit(messages=MESSAGES, max_tokens=60)
+            await anext(job.stream())
+        # If the terminal closes, which may be told twice
+        up.process.send_signal(signal.SIGHUP)
+        await up.line("Stopping")
+        assert await up.end(signal.SIGHUP) == 0
+        await up.nothing_is_left()
+    # I expect the job not to be lost
+    async with Headway.running(settings_here, "up", "--engine", "simulated") as up:
+        await up.line("Ready")
+        async with AsyncClient.connect(settings=local_settings()) as client:
+            assert (await client.job(job.id).result(START_S))["usage"]["completion_tokens"] == 60
+        assert await up.end(signal.SIGTERM) == 0
+
+
+async def test_it_stops_in_order_though_a_client_streams(settings_here: Path) -> None:
+    # Given a client that follows a job that nobody runs
+    async with Headway.running(settings_here, "up", "--engine", "simulated", "--no-worker") as up:
+        await up.line("Ready")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{local_settings().api_port}") as http:
+            body = {"endpoint": "/v1/chat/completions", "body": {"messages": MESSAGES}}
+            links = (await http.post("/v1/jobs", json=body)).json()["links"]
+            async with http.stream("GET", links["events"]) as events:
+                assert events.status_code == 200
+                # If I press Ctrl-C, I expect the API to end by itself
+                assert await up.end(signal.SIGINT) == 0
+        assert "Finished server process" in (settings_here / ".headway/logs/api.log").read_text()
+
+
 async def test_a_child_that_cannot_start_shows_its_log(settings_here: Path) -> None:
     # Given a worker whose longest prompt would not fit its memory
     wrong = {"SIMULATED_KV_TOKENS": "1000", "MAX_MODEL_LEN": "2000"}
@@ -190,13 +248,40 @@ async def test_a_port_that_is_taken_is_named(settings_here: Path) -> None:
         assert f"HEADWAY_API_PORT={port}" in up.output
 
 
-async def test_a_long_path_has_its_socket_elsewhere(settings_here: Path) -> None:
-    # Given a data folder whose path is too long for a socket
-    deep = settings_here / ("d" * 100)
-    async with Headway.running(settings_here, "up", "--engine", "simulated", "--no-worker", DATA_DIR=str(deep)) as up:
-        # If I start there, I expect it to work, and the data to be there
+async def test_two_servers_cannot_have_one_port(settings_here: Path) -> None:
+    # If I give the API and the worker's health the same port, I expect the second setting to be refused
+    port = str(free_port())
+    async with Headway.running(settings_here, "up", "--engine", "simulated", API_PORT=port, HEALTH_PORT=port) as up:
+        assert await up.end() == 2
+        assert f"HEADWAY_HEALTH_PORT={port}" in up.output
+
+
+def _speaks_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        return probe.connect_ex(("::1", 9)) != errno.EADDRNOTAVAIL
+
+
+@pytest.mark.skipif(not _speaks_ipv6(), reason="this machine has no IPv6")
+async def test_it_listens_on_ipv6(settings_here: Path) -> None:
+    # If I start it on addresses of IPv6, the wildcard among them, I expect it to find its own servers
+    hosts = {"API_HOST": "::", "HEALTH_HOST": "::1"}
+    async with Headway.running(settings_here, "up", "--engine", "simulated", **hosts) as up:
+        await up.line("http://[::1]:")
         await up.line("Ready")
-        assert (deep / "appendonlydir").is_dir()
+        assert await up.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("name", ["d" * 100, "it's \\' $HOME"])
+async def test_a_data_folder_may_have_any_path(settings_here: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a data folder whose path is too long for a socket, or hard to quote
+    folder = settings_here / name
+    monkeypatch.setenv("HEADWAY_DATA_DIR", str(folder))
+    async with Headway.running(settings_here, "up", "--engine", "simulated", "--no-worker", DATA_DIR=str(folder)) as up:
+        # If I start there, I expect it to work, the data to be there, and other commands to find it
+        await up.line("Ready")
+        assert (folder / "appendonlydir").is_dir()
+        async with AsyncClient.connect(settings=local_settings()) as client:
+            assert (await client.submit(messages=MESSAGES)).id
         assert await up.end(signal.SIGINT) == 0
 
 

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from headway.api import following
 from headway.api.app import create_app
-from headway.api.following import _until_back as until_back
+from headway.shared import following as outages
 from headway.shared.job import Delivery, Outcome, Reply, Status
 from headway.shared.keys import Keys
 from headway.shared.lane_reader import LaneReader
@@ -79,6 +79,10 @@ async def beating(redis_url: str, prefix: str) -> AsyncIterator[Bench]:
     """One whose heart beats quickly."""
     async with working(redis_url=redis_url, prefix=prefix, heartbeat_s=0.02) as bench:
         yield bench
+
+
+def assert_not_to_be_asked_again(answer: httpx.Response, delivery: Delivery) -> None:
+    assert (answer.headers["x-job-id"], answer.headers["x-should-retry"]) == (delivery.job.id, "false")
 
 
 def error_in(frame: bytes) -> Any:
@@ -176,6 +180,54 @@ async def test_a_plain_answer_has_the_status_of_the_engine(bench: Bench) -> None
     assert (answer.status_code, answer.content) == (422, REFUSED.body)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failed_job_is_not_asked_for_again(bench: Bench, stream: bool) -> None:
+    # Given a job that has failed by the engine's fault, which SDKs would send again
+    asking = bench.ask(stream=stream)
+    delivery = await bench.take()
+    await bench.queue.finish(delivery, 0, Outcome(Status.FAILED, 500, REFUSED.body))
+    answer = await asking
+    assert answer.status_code == 500
+    assert_not_to_be_asked_again(answer, delivery)
+
+
+async def test_an_answer_that_has_expired_is_not_asked_for_again(bench: Bench, redis_url: str, prefix: str) -> None:
+    # Given a caller, and an answer that is gone before the caller gets it
+    asking = bench.ask()
+    delivery = await bench.take()
+    async with Redis.from_url(redis_url) as redis, redis.pipeline() as at_once:
+        keys = Keys(prefix)
+        at_once.hset(keys.job(delivery.job.id), mapping={"status": "completed", "status_code": 200})
+        at_once.publish(keys.notice(delivery.job.id), 0)
+        await at_once.execute()
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found")
+    assert_not_to_be_asked_again(answer, delivery)
+
+
+async def test_a_stream_that_has_lost_text_is_not_done(bench: Bench, redis_url: str, prefix: str) -> None:
+    # Given a reader who has some text, and a log that loses the next
+    asking = bench.http.stream("POST", COMPLETIONS, json={"prompt": "x", "stream": True})
+    delivery_task = asyncio.create_task(bench.take())
+    async with Redis.from_url(redis_url) as redis:
+        submitted = asyncio.create_task(asking.__aenter__())
+        delivery = await delivery_task
+        await bench.queue.append(delivery, 0, chunks(TEXT.decode()))
+        parts = (await submitted).aiter_raw()
+        got = await until(parts, TEXT + b"\n\n")
+        async with redis.pipeline() as at_once:
+            keys = Keys(prefix)
+            at_once.hset(keys.job(delivery.job.id), mapping={"status": "completed", "offset": 3})
+            at_once.delete(keys.log(delivery.job.id))
+            at_once.publish(keys.notice(delivery.job.id), 3)
+            await at_once.execute()
+        rest = b"".join([part async for part in parts])
+        await asking.__aexit__(None, None, None)
+    # I expect an error and no [DONE]
+    assert got == b"data: " + TEXT + b"\n\n"
+    assert error_in(rest)["code"] == "log_expired"
+
+
 async def test_a_plain_job_keeps_no_log_and_its_readers_get_the_end(bench: Bench) -> None:
     asking = bench.ask()
     delivery = await bench.take()
@@ -247,11 +299,13 @@ async def test_callers_are_held_while_redis_restarts(
     monkeypatch.setattr("headway.shared.queue.SAFETY_READ_S", 0.05)
     held = []
 
-    async def hold(queue: Queue) -> None:
-        held.append(queue)
-        await until_back(queue)
+    until_back = outages.until_back
 
-    monkeypatch.setattr(following, "_until_back", hold)
+    async def hold(queue: Queue, patience_s: float) -> None:
+        held.append(queue)
+        await until_back(queue, patience_s)
+
+    monkeypatch.setattr(outages, "until_back", hold)
     valkey = Valkey(tmp_path, appendonly=True)
     valkey.start()
     try:
@@ -288,11 +342,12 @@ async def test_an_outage_that_lasts_is_an_error(tmp_path: Path, prefix: str, mon
     try:
         async with working(redis_url=valkey.url, prefix=prefix) as bench:
             asking = bench.ask()
-            await bench.take()
-            # If the server goes for good, I expect what SDKs take as "come again"
+            delivery = await bench.take()
+            # If the server goes for good, I expect an error that SDKs do not answer with another job
             await asyncio.to_thread(valkey.stop)
             answer = await asking
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_unavailable")
-            assert int(answer.headers["retry-after"]) > 0
+            assert "retry-after" not in answer.headers
+            assert_not_to_be_asked_again(answer, delivery)
     finally:
         valkey.stop()

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from headway.shared.job import Reply
+from headway.shared import following
+from headway.shared.errors import JobNotFound, LogExpired, QueueClosed
+from headway.shared.job import Reply, mint_job_id
 from headway.shared.keys import Keys
 from headway.shared.lane_reader import LaneReader
-from headway.shared.queue import Queue
+from headway.shared.queue import BEHIND_ALL, Queue
 from helpers import DONE, PATIENCE_S, chunks, deliver, eventually, make_job, transcript
 from redis_proxy import Proxy
 from valkey_server import Valkey
@@ -65,16 +67,71 @@ async def test_each_reply_is_read_at_once(queue: Queue, reader: LaneReader) -> N
         await following
 
 
-async def test_a_job_whose_log_has_expired_still_ends(
+async def test_who_lacks_replies_of_an_expired_log_is_told(
     queue: Queue, reader: LaneReader, redis: Redis, keys: Keys
 ) -> None:
-    # Given a finished job whose log is gone
+    # Given a finished job whose log is gone, and its end is 3
     delivery = await deliver(queue, reader, make_job())
-    await queue.finish(delivery, 0, DONE)
+    await queue.append(delivery, 0, chunks("a", "b"))
+    await queue.finish(delivery, 2, DONE)
     await redis.delete(keys.log(delivery.job.id))
 
-    # If somebody follows it, I expect its end
+    # If somebody follows it who lacks a reply, I expect no end that looks like all of it
+    for after in range(3):
+        with pytest.raises(LogExpired):
+            await transcript(queue, delivery.job.id, after)
+    # and nothing at all for who has the end
+    assert await transcript(queue, delivery.job.id, 3) == await transcript(queue, delivery.job.id, BEHIND_ALL) == []
+
+
+async def test_a_log_expires_under_a_reader(queue: Queue, reader: LaneReader, redis: Redis, keys: Keys) -> None:
+    # Given a reader who has the first of three replies
+    delivery = await deliver(queue, reader, make_job())
+    await queue.append(delivery, 0, chunks("a"))
+    replies = queue.follow(delivery.job.id)
+    assert (await anext(replies)).data == b"a"
+    # If the job ends, and its log goes before the reader comes again
+    await queue.append(delivery, 1, chunks("b"))
+    await queue.finish(delivery, 2, DONE)
+    await redis.delete(keys.log(delivery.job.id))
+    # I expect the reader to be told
+    with pytest.raises(LogExpired):
+        await anext(replies)
+
+
+async def test_a_log_that_has_lost_its_beginning(queue: Queue, reader: LaneReader, redis: Redis, keys: Keys) -> None:
+    # Given a running job whose first reply is gone
+    delivery = await deliver(queue, reader, make_job())
+    await queue.append(delivery, 0, chunks("a", "b"))
+    await redis.xdel(keys.log(delivery.job.id), "1-0")
+    # If somebody reads it from the start, I expect no text with a hole
+    with pytest.raises(LogExpired):
+        await transcript(queue, delivery.job.id)
+
+
+async def test_a_job_without_a_log_has_one_end(queue: Queue, reader: LaneReader) -> None:
+    # Given a finished job without a log
+    delivery = await deliver(queue, reader, make_job(log=False))
+    await queue.finish(delivery, 0, DONE)
+    # If somebody follows it, I expect its end, and nothing behind it
     assert await transcript(queue, delivery.job.id) == [Reply(1, "end", b"completed")]
+    assert await transcript(queue, delivery.job.id, 1) == []
+
+
+async def test_a_job_that_there_is_not_has_no_replies(queue: Queue) -> None:
+    with pytest.raises(JobNotFound):
+        await transcript(queue, mint_job_id())
+
+
+async def test_a_closed_queue_is_no_outage(redis_url: str, prefix: str) -> None:
+    # Given a follower with all the patience of the world
+    async with Queue.connect(redis_url, prefix=prefix) as queue:
+        job = make_job()
+        await queue.submit(job)
+    # If its queue is closed, I expect it to end
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(QueueClosed):
+            await anext(following.follow(queue, job.id, patience_s=1e9))
 
 
 async def test_lost_notices_do_no_harm(

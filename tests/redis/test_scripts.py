@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
+from headway.shared.errors import JobNotFound
 from headway.shared.job import Reply, Status, mint_job_id
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import LaneReader
@@ -371,7 +372,8 @@ async def test_an_unknown_job(queue: Queue, redis: Redis, keys: Keys) -> None:
     assert await queue.record(job_id) is None
     assert await queue.result(job_id) is None
     assert await queue.cancel(job_id) is None
-    assert await transcript(queue, job_id) == []
+    with pytest.raises(JobNotFound):
+        await transcript(queue, job_id)
     assert await redis.exists(keys.job(job_id), keys.log(job_id), keys.result(job_id)) == 0
 
 

@@ -14,6 +14,7 @@ from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS, estimate
 from valkey_server import free_port
 
+MAX_BODY_BYTES = 250_000
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -34,7 +35,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         max_model_len=100,
         short_below=10,
         mid_to=50,
-        max_body_bytes=1000,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     app = create_app(settings, counter=count)
     transport = httpx.ASGITransport(app)
@@ -122,6 +123,7 @@ async def test_a_bad_request_is_refused_before_it_is_queued(
         b'{"endpoint": "/v1/completions", "body": {"prompt": "x"}, "tier": "gold"}',
         b'{"endpoint": "/v1/completions", "body": {"prompt": "x"}, "deadline": 3}',
         b'{"endpoint": "/v1/completions", "body": {"prompt": "\xff"}}',
+        b'{"endpoint": "/v1/completions", "body": %s}' % (b"[" * 100_000 + b"]" * 100_000),
     ],
 )
 async def test_what_is_no_job_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
@@ -134,16 +136,16 @@ async def test_a_body_over_the_limit_is_read_no_further(client: httpx.AsyncClien
     async def endless() -> AsyncIterator[bytes]:
         nonlocal sent
         while True:
-            sent += 400
-            yield b"x" * 400
+            sent += 100_000
+            yield b"x" * 100_000
 
     error = refused(await client.post(CHAT, content=endless()), 413)
     assert (error.type, error.code) == ("invalid_request_error", "body_too_large")
-    assert sent == 1200
+    assert sent == 300_000
 
 
 async def test_a_body_at_the_limit_is_read(client: httpx.AsyncClient) -> None:
-    body = b'{"messages": []}'.ljust(1000)
+    body = b'{"messages": []}'.ljust(MAX_BODY_BYTES)
     assert refused(await client.post(CHAT, content=body), 400).param == "messages"
     assert refused(await client.post(CHAT, content=body + b" "), 413).code == "body_too_large"
 

@@ -109,13 +109,14 @@ def test_a_redis_that_is_down_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert done.output.count("\n") == 1
 
 
-def test_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", [("submit", "Hello"), ("up",), ("api",), ("worker",)])
+def test_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
     # Given a port that is no number
     monkeypatch.setenv("HEADWAY_API_PORT", "eighty")
     # If I run any command, I expect the setting to be named, and the exit code of wrong usage
-    done = headway("submit", "Hello")
+    done = headway(*command)
     assert done.exit_code == 2
-    assert done.output.startswith("Error: HEADWAY_API_PORT='eighty': ")
+    assert ": HEADWAY_API_PORT='eighty': Input should be a valid integer" in done.output
     assert done.output.count("\n") == 1
 
 

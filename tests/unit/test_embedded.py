@@ -10,6 +10,8 @@ import pytest
 from headway.producer import embedded
 from headway.producer.embedded import AlreadyRunning, data_folder, embedded_settings, socket_path
 from headway.producer.measure import Round, prompts, summary
+from headway.producer.stack import Stack
+from headway.producer.up import without_password
 from headway.shared.errors import ConfigurationError
 from headway.shared.settings import Settings
 
@@ -32,7 +34,12 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given settings of one's own, in the environment and beside it
     monkeypatch.setenv("HEADWAY_SHORT_BELOW", "100")
     # If the profile is put behind them, I expect them to win, and no flag for a model that is not the small one
-    assert profile(model="mine", mid_to=500) == {"model": "mine", "short_below": 100, "mid_to": 500}
+    assert profile(model="mine", mid_to=500) == {
+        "model": "mine",
+        "short_below": 100,
+        "mid_to": 500,
+        "api_grace_s": 1,
+    }
     assert profile(engine_args="--x")["engine_args"] == "--x"
     assert profile(served_model="s")["served_model"] == "s"
 
@@ -44,6 +51,7 @@ def test_the_simulated_engine_needs_no_model() -> None:
         "served_model": "simulated",
         "short_below": 256,
         "mid_to": 1024,
+        "api_grace_s": 1,
     }
 
 
@@ -75,6 +83,43 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     # and no refusal later
     with data_folder(folder):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    # Given a file where the data folder should be, and one where its parent should be
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "folder"):
+        # If I start there, I expect the setting to be named
+        with pytest.raises(ConfigurationError, match=f"HEADWAY_DATA_DIR={folder} cannot be used"), data_folder(folder):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("::1", "[::1]"),
+        ("::", "[::1]"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_a_server_is_reached_where_it_listens(host: str, address: str) -> None:
+    # If the servers listen on a host, I expect URLs that reach them, from everywhere on the machine for a wildcard
+    stack = Stack(Settings(engine="simulated", api_host=host, api_port=1, health_host=host, health_port=2))
+    assert (stack.api_url, stack.health_url) == (f"http://{address}:1", f"http://{address}:2/health")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://me:p@ss@host:6379/0", "redis://***@host:6379/0"),
+        ("rediss://:pw@host?password=pw", "rediss://***@host"),
+        ("redis://host/0", "redis://host/0"),
+        ("unix:///run/a@b.sock", "unix:///run/a@b.sock"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
 
 
 def test_a_socket_has_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

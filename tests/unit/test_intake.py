@@ -124,6 +124,8 @@ def test_an_unknown_context_length_refuses_nothing() -> None:
         ({"messages": MESSAGES, "n": True}, "n"),
         ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens"),
         ({"messages": MESSAGES, "max_tokens": 1.5}, "max_tokens"),
+        ({"messages": MESSAGES, "max_tokens": 2**31}, "max_tokens"),
+        ({"messages": MESSAGES, "max_tokens": 10**4000}, "max_tokens"),
         ({"messages": MESSAGES, "max_completion_tokens": "9"}, "max_completion_tokens"),
         ({"messages": MESSAGES, "stream": "yes"}, "stream"),
         ({"messages": MESSAGES, "stream": True, "stream_options": []}, "stream_options"),
@@ -157,6 +159,12 @@ def test_what_is_wrong_with_the_json_is_said_without_quoting_it() -> None:
         intake().job(CHAT, b'{"messages": secret}')
     assert "secret" not in str(refused.value)
     assert refused.value.__cause__ is None
+
+
+def test_an_unknown_tier_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="tier must be one of priority, default, flex") as refused:
+        intake().job(CHAT, raw(messages=MESSAGES), tier="gold")  # type: ignore[arg-type]
+    assert refused.value.param == "tier"
 
 
 def test_an_unknown_endpoint_is_refused() -> None:

@@ -29,9 +29,9 @@ def test_shares_must_be_parts_of_one(shares: tuple[float, float, float]) -> None
 
 
 def test_bounds_above_the_models_length_are_refused() -> None:
-    # Given bounds of 8192 and 32768; if the model is longer than both, I expect no complaint, else one that helps
+    # Given bounds of 8192 and 32768; if neither is above the model's length, I expect no complaint, else one that helps
     lanes = make_lanes(8192, 32768, SHARES)
-    check_bounds(lanes, 32769)
-    for max_model_len in (32768, 8192, 100):
+    check_bounds(lanes, 32768)
+    for max_model_len in (32767, 8192, 100):
         with pytest.raises(ConfigurationError, match="lower HEADWAY_SHORT_BELOW and HEADWAY_MID_TO"):
             check_bounds(lanes, max_model_len)

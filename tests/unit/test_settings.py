@@ -1,10 +1,10 @@
 """Settings come from the environment, and wrong ones are refused by name."""
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from headway.shared.errors import ConfigurationError
-from headway.shared.settings import Settings
+from headway.shared.settings import Settings, explain
 
 
 def test_defaults_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +34,11 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("HEADWAY_API_PORT", "70000"),
         ("HEADWAY_BATCH_MAX_WAIT_MS", "-1"),
+        ("HEADWAY_DRAIN_S", "inf"),
         ("HEADWAY_ENGINE", "magic"),
         ("HEADWAY_ENGINE_ARGS", "--unclosed 'quote"),
-        ("HEADWAY_LANE_SHARES", "0.5,0.5"),
+        ("HEADWAY_LANE_SHARES", "1,2"),
+        ("HEADWAY_LANE_SHARES", "nan,nan,nan"),
         ("HEADWAY_PREFIX", "white space"),
     ],
 )
@@ -44,7 +46,17 @@ def test_wrong_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, va
     monkeypatch.setenv(name, value)
     with pytest.raises(ValidationError) as caught:
         Settings()
-    assert name.removeprefix("HEADWAY_").lower() in str(caught.value)
+    # I expect one line that begins with the variable
+    assert explain(caught.value).startswith(f"{name}=")
+    assert "\n" not in explain(caught.value)
+
+
+def test_what_vllm_refuses_is_no_setting_of_ours() -> None:
+    # Given a value that another model than the settings refuses, as vLLM does
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(dict[str, int]).validate_python({"max_num_seqs": "many"})
+    # If it is explained, I expect the reason without a variable's name
+    assert explain(caught.value).startswith("Input should be a valid integer")
 
 
 def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

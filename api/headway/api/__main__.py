@@ -1,7 +1,7 @@
 """The command `headway api`."""
 
 import logging
-from typing import NoReturn
+import sys
 
 import click
 import uvicorn
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from headway.api.app import create_app
 from headway.shared.connect import connect
 from headway.shared.errors import ConfigurationError
-from headway.shared.settings import Settings
+from headway.shared.settings import Settings, explain
 
 #: Seconds that an idle connection is kept: longer than clients and proxies keep theirs, so that no request meets a
 #: connection that is being closed.
@@ -30,10 +30,9 @@ def main(host: str | None, port: int | None) -> None:
         settings = Settings()
         connect(settings.redis_url)
         app = create_app(settings)
-    except ConfigurationError as error:
-        _refuse(error.message)
-    except ValidationError as error:
-        _refuse("; ".join(f"HEADWAY_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()))
+    except (ConfigurationError, ValidationError) as error:
+        click.echo(f"headway api: {explain(error)}", err=True)
+        sys.exit(MISCONFIGURED)
     uvicorn.run(
         app,
         host=host or settings.api_host,
@@ -42,14 +41,9 @@ def main(host: str | None, port: int | None) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        # What still streams then is cut; its reader resumes at another process, and the job runs on.
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        # What still streams then is cut; its job runs on, and a reader of events resumes at another process.
+        timeout_graceful_shutdown=max(1, round(settings.api_grace_s)),
     )
-
-
-def _refuse(message: str) -> NoReturn:
-    click.echo("headway api: " + " ".join(message.split()), err=True)
-    raise SystemExit(MISCONFIGURED)
 
 
 if __name__ == "__main__":

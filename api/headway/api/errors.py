@@ -35,13 +35,29 @@ def install(app: FastAPI) -> None:
     app.add_middleware(_Unexpected)
 
 
+def accepted_as(request: Request, headers: Mapping[str, str]) -> None:
+    """Every error from now on names the job, which runs on, and tells SDKs that to ask again would make it run twice.
+
+    Args:
+        headers: what answers say of the job.
+    """
+    request.state.error_headers = {**headers, "X-Should-Retry": "false"}
+
+
+def error_headers(request: Request) -> dict[str, str]:
+    """What an error of this request says besides; nothing while no job is accepted."""
+    headers: dict[str, str] = getattr(request.state, "error_headers", {})
+    return headers
+
+
 async def _answer(request: Request, error: Exception) -> Response:
     match error:
         case QueueUnavailable():
             _log.warning("%s %s: %s", request.method, request.url.path, error)
-            return json_response(shown(error), error.status_code, {"Retry-After": str(RETRY_AFTER_S)})
+            headers = error_headers(request) or {"Retry-After": str(RETRY_AFTER_S)}
+            return json_response(shown(error), error.status_code, headers)
         case HeadwayError():
-            return json_response(shown(error), error.status_code)
+            return json_response(shown(error), error.status_code, error_headers(request))
         case RequestValidationError():
             return json_response(error_body(_invalid(error)), InvalidRequest.status_code)
         case HTTPException():
@@ -107,4 +123,5 @@ class _Unexpected:
             _log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], frames(error))
             # A response that has begun cannot change its status: the server closes the connection.
             if not started:
-                await _plain(500, "The server had an error while it processed your request.")(scope, receive, send)
+                message = "The server had an error while it processed your request."
+                await _plain(500, message, error_headers(Request(scope)))(scope, receive, send)

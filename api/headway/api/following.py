@@ -7,60 +7,30 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from headway.shared.errors import JobNotFound, QueueUnavailable
+from headway.shared import following
 from headway.shared.job import Reply
-from headway.shared.queue import Queue
+from headway.shared.queue import BEHIND_ALL, Queue
 
 #: Seconds that a client is held while Redis is away. An error would make it ask, and the model generate, twice.
 PATIENCE_S = 30.0
 
-#: Seconds between two looks whether Redis is back.
-_LOOK_S = 0.5
-
 _T = TypeVar("_T")
 
 
-async def follow(queue: Queue, job_id: str, after: int = 0) -> AsyncGenerator[Reply, None]:
-    """`Queue.follow`, through outages of up to `PATIENCE_S`.
-
-    Raises:
-        JobNotFound: there is no such job, or no longer.
-        QueueUnavailable: Redis was away for longer.
-    """
-    while True:
-        try:
-            async with aclosing(queue.follow(job_id, after)) as replies:
-                async for reply in replies:
-                    after = reply.offset
-                    yield reply
-                    if reply.final:
-                        return
-            raise JobNotFound(f"The job {job_id} is gone.")
-        except QueueUnavailable:
-            await _until_back(queue)
+def follow(queue: Queue, job_id: str, after: int = 0) -> AsyncGenerator[Reply, None]:
+    """The replies behind an offset, through outages of up to `PATIENCE_S`; same errors as `following.follow`."""
+    return following.follow(queue, job_id, after, patience_s=PATIENCE_S)
 
 
-async def _until_back(queue: Queue) -> None:
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + PATIENCE_S
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        try:
-            return await queue.ping()
-        except QueueUnavailable:
-            if clock() > deadline:
-                raise
-
-
-async def until_end(queue: Queue, job_id: str, after: int = 0) -> None:
-    """Returns when the job has ended."""
-    async for _ in follow(queue, job_id, after):
+async def until_end(queue: Queue, job_id: str) -> None:
+    """Returns when the job has ended; same errors as `follow`."""
+    async for _ in follow(queue, job_id, BEHIND_ALL):
         pass
 
 
 async def with_heartbeats(replies: AsyncGenerator[Reply, None], every_s: float) -> AsyncGenerator[Reply | None, None]:
     """The replies up to the final one, and None after each `every_s` seconds of silence."""
-    coming = asyncio.create_task(_next(replies))
+    coming = asyncio.create_task(next_of(replies))
     try:
         while True:
             done, _ = await asyncio.wait({coming}, timeout=every_s)
@@ -71,15 +41,24 @@ async def with_heartbeats(replies: AsyncGenerator[Reply, None], every_s: float) 
             if reply.final:
                 yield reply
                 return
-            coming = asyncio.create_task(_next(replies))
+            coming = asyncio.create_task(next_of(replies))
             yield reply
     finally:
         await _end(coming)
         await replies.aclose()
 
 
-async def _next(replies: AsyncGenerator[Reply, None]) -> Reply:
-    return await anext(replies)
+async def next_of(items: AsyncGenerator[_T, None]) -> _T:
+    """The next item, as a coroutine, which `anext` is not."""
+    return await anext(items)
+
+
+async def rejoin(first: _T, rest: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
+    """All items again, of which the first was looked at."""
+    async with aclosing(rest):
+        yield first
+        async for item in rest:
+            yield item
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

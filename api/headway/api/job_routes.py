@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from headway.api import sse
-from headway.api.errors import json_response, shown
-from headway.api.following import follow, unless_gone, until_end, with_heartbeats
+from headway.api.errors import accepted_as, json_response, shown
+from headway.api.following import follow, next_of, rejoin, unless_gone, until_end, with_heartbeats
 from headway.api.job_object import links
 from headway.api.prefer import MAX_WAIT_S, preferences, wait_s
 from headway.api.schemas import ErrorAnswer, JobObject, JobRequest
 from headway.api.service import Body, Service, Serving, job_headers
 from headway.shared.errors import HeadwayError, InvalidRequest
-from headway.shared.job import Record, Tier
+from headway.shared.job import Reply, Tier
 
 router = APIRouter(prefix="/v1/jobs", tags=["Jobs"])
 
@@ -44,15 +44,16 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):  # pyright: ignore[rep
         "requestBody": {"required": True, "content": {"application/json": {"schema": JobRequest.model_json_schema()}}}
     },
 )
-async def submit(service: Serving, body: Body) -> Response:
+async def submit(request: Request, service: Serving, body: Body) -> Response:
     """Accepts a job. Its tokens are kept, so that readers may come late."""
     try:
         order = msgspec.json.decode(body, type=_Order)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not a job: {error}") from None
     accepted = await service.submit(order.endpoint, bytes(order.body), tier=order.tier, log=True)
     job = accepted.job
     headers = job_headers(job.id, job.lane) | {"Location": links(job.id)["self"]}
+    accepted_as(request, headers)
     return json_response(await service.job_object(job.id), 202, headers)
 
 
@@ -72,13 +73,13 @@ async def look(
     if patience:
         headers["Preference-Applied"] = f"wait={patience}"
         if not record.status.terminal:
-            await unless_gone(request, _wait(service, record, patience))
+            await unless_gone(request, _wait(service, job_id, patience))
     return json_response(await service.job_object(job_id), headers=headers)
 
 
 @router.get(
     "/{job_id}/events",
-    responses={200: {"content": {sse.MEDIA_TYPE: {}}}, 204: {}, 400: {"model": ErrorAnswer}, **_UNKNOWN},
+    responses={200: {"content": {sse.MEDIA_TYPE: {}}}, 204: {}, "4XX": {"model": ErrorAnswer}},
 )
 async def events(
     service: Serving,
@@ -89,16 +90,23 @@ async def events(
     """The job's replies as server-sent events: `chunk`, `restarted`, and `end`, which is the last.
 
     Any number of readers may read, from any offset, as often as they like. The answer to a reader who has the end
-    is 204, which tells browsers to stop reconnecting. When the log has expired, only the end comes.
+    is 204, which tells browsers to stop reconnecting. When the log no longer has what a reader lacks, it is 410.
     """
     record = await service.record(job_id)
-    offset = _offset("after", after) if last_event_id is None else _offset("Last-Event-ID", last_event_id)
-    if offset > record.offset:
-        raise InvalidRequest(f"The job has no event {offset}; its last one is {record.offset}.", param="Last-Event-ID")
+    offset = _offset("Last-Event-ID", last_event_id) if last_event_id else _offset("after", after)
+    ended = record.status.terminal
+    # The end of a job without a log is in no log, so the record does not count it.
+    last = record.offset + int(ended and not record.log)
+    if offset > last:
+        raise InvalidRequest(f"The job has no event {offset}; its last one is {last}.", param="Last-Event-ID")
     headers = job_headers(job_id, record.lane)
-    if record.log and record.status.terminal and offset == record.offset:
+    if ended and offset == last:
         return Response(status_code=204, headers=headers)
-    frames = _frames(service, job_id, offset)
+    replies = follow(service.queue, job_id, offset)
+    if ended:
+        # What there is of it is there already, or it is an error that can have its own status.
+        replies = rejoin(await next_of(replies), replies)
+    frames = _frames(service, job_id, replies)
     return StreamingResponse(frames, headers=sse.HEADERS | headers, media_type=sse.MEDIA_TYPE)
 
 
@@ -113,10 +121,10 @@ async def cancel(service: Serving, job_id: str) -> Response:
     return json_response(await service.job_object(job_id), headers=job_headers(job_id, record.lane))
 
 
-async def _wait(service: Service, record: Record, patience_s: float) -> None:
+async def _wait(service: Service, job_id: str, patience_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
-            await until_end(service.queue, record.id, record.offset)
+            await until_end(service.queue, job_id)
 
 
 def _offset(name: str, text: str | None) -> int:
@@ -127,11 +135,11 @@ def _offset(name: str, text: str | None) -> int:
     return int(text)
 
 
-async def _frames(service: Service, job_id: str, after: int) -> AsyncGenerator[bytes, None]:
-    replies = with_heartbeats(follow(service.queue, job_id, after), service.settings.heartbeat_s)
+async def _frames(service: Service, job_id: str, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
+    beating = with_heartbeats(replies, service.settings.heartbeat_s)
     try:
-        async with aclosing(replies):
-            async for reply in replies:
+        async with aclosing(beating):
+            async for reply in beating:
                 yield sse.HEARTBEAT if reply is None else sse.event_frame(job_id, reply)
     except HeadwayError as error:
         yield b"event: error\n" + sse.data_frame(shown(error))

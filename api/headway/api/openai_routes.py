@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from headway.api import sse
-from headway.api.errors import json_response, shown
-from headway.api.following import follow, unless_gone, until_end, with_heartbeats
+from headway.api.errors import accepted_as, error_headers, json_response, shown
+from headway.api.following import follow, next_of, rejoin, unless_gone, until_end, with_heartbeats
 from headway.api.job_object import links
 from headway.api.prefer import preferences
 from headway.api.schemas import ChatRequest, CompletionRequest, ErrorAnswer, JobObject, Model, ModelList
@@ -74,12 +74,13 @@ def _model(service: Service) -> Model:
 async def _serve(request: Request, service: Service, endpoint: str, body: bytes) -> Response:
     later = "respond-async" in preferences(request.headers.getlist("prefer"))
     accepted = await service.submit(endpoint, body, log=True if later else None)
+    accepted_as(request, job_headers(accepted.job.id, accepted.job.lane))
     if later:
         return await _respond_async(service, accepted.job)
     if accepted.stream:
         return await _stream(request, service, accepted)
     await unless_gone(request, until_end(service.queue, accepted.job.id))
-    return await _answer(service, accepted.job)
+    return await _answer(request, service, accepted.job)
 
 
 async def _respond_async(service: Service, job: Job) -> Response:
@@ -88,25 +89,23 @@ async def _respond_async(service: Service, job: Job) -> Response:
     return json_response(await service.job_object(job.id), 202, headers)
 
 
-async def _answer(service: Service, job: Job) -> Response:
+async def _answer(request: Request, service: Service, job: Job) -> Response:
     outcome = await service.outcome(job.id)
-    return json_response(outcome.body, outcome.status_code, job_headers(job.id, job.lane))
+    completed = outcome.status is Status.COMPLETED
+    headers = job_headers(job.id, job.lane) if completed else error_headers(request)
+    return json_response(outcome.body, outcome.status_code, headers)
 
 
 async def _stream(request: Request, service: Service, accepted: Accepted) -> Response:
     """Holds the headers back until something is known: an error before the first token then has its own status."""
     job = accepted.job
     replies = with_heartbeats(follow(service.queue, job.id), service.settings.heartbeat_s)
-    first = await unless_gone(request, _next(replies))
+    first = await unless_gone(request, next_of(replies))
     if first is not None and first.final and first.data != Status.COMPLETED.encode():
         await replies.aclose()
-        return await _answer(service, job)
+        return await _answer(request, service, job)
     frames = _frames(service, accepted, first, replies)
     return StreamingResponse(frames, headers=sse.HEADERS | job_headers(job.id, job.lane), media_type=sse.MEDIA_TYPE)
-
-
-async def _next(replies: AsyncGenerator[Reply | None, None]) -> Reply | None:
-    return await anext(replies)
 
 
 async def _frames(
@@ -114,7 +113,7 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     begun = False
     try:
-        async with aclosing(_rejoin(first, rest)) as replies:
+        async with aclosing(rejoin(first, rest)) as replies:
             async for reply in replies:
                 if reply is None:
                     yield sse.HEARTBEAT
@@ -129,13 +128,6 @@ async def _frames(
                     yield sse.data_frame(reply.data)
     except HeadwayError as error:
         yield sse.data_frame(shown(error))
-
-
-async def _rejoin(first: Reply | None, rest: AsyncGenerator[Reply | None, None]) -> AsyncGenerator[Reply | None, None]:
-    async with aclosing(rest):
-        yield first
-        async for reply in rest:
-            yield reply
 
 
 async def _end_frame(service: Service, job: Job, end: Reply) -> bytes:

@@ -15,9 +15,6 @@ from headway.shared.job import JOB_ID, Outcome, Record, Tier
 from headway.shared.queue import Queue
 from headway.shared.settings import Settings
 
-#: Bytes of a body that is read and counted within about a millisecond; a thread would cost more than it spares.
-_SHORT_BODY = 8192
-
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -36,10 +33,8 @@ class Service:
 
     async def submit(self, endpoint: str, raw: bytes, *, tier: Tier = "default", log: bool | None = None) -> Accepted:
         """Puts a request into the queue; same errors as `Intake.accept` and `Queue.submit`."""
-        if len(raw) <= _SHORT_BODY:
-            accepted = self.intake.accept(endpoint, raw, tier=tier, log=log)
-        else:
-            accepted = await asyncio.to_thread(self.intake.accept, endpoint, raw, tier=tier, log=log)
+        # A thread costs a third of a millisecond; a short list of many prompts would hold up everybody for hundreds.
+        accepted = await asyncio.to_thread(self.intake.accept, endpoint, raw, tier=tier, log=log)
         await self.queue.submit(accepted.job)
         return accepted
 

@@ -1,7 +1,8 @@
 """The synchronous client: the asynchronous one, on an event loop in a thread of its own."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -42,10 +43,22 @@ class _Forward(Generic[A, P, R, S]):
 
 
 def _call(portal: BlockingPortal, start: Callable[[], Awaitable[R]]) -> R:
-    async def call() -> R:
-        return await start()
+    """Runs it on the loop; Ctrl-C ends it there before it goes on here."""
+    ended = Event()
 
-    return portal.call(call)
+    async def call() -> R:
+        try:
+            return await start()
+        finally:
+            ended.set()
+
+    future = portal.start_task_soon(call)
+    try:
+        return future.result()
+    except BaseException:
+        if future.cancel():
+            ended.wait()
+        raise
 
 
 def _iterate(portal: BlockingPortal, start: Callable[[], AsyncGenerator[R, None]]) -> Iterator[R]:
@@ -56,10 +69,12 @@ def _iterate(portal: BlockingPortal, start: Callable[[], AsyncGenerator[R, None]
         return await anext(items, done)
 
     try:
-        while (item := portal.call(following)) is not done:
+        while (item := _call(portal, following)) is not done:
             yield item
     finally:
-        portal.call(items.aclose)
+        # The portal of a client that has ended runs no more, and its loop has closed what was left open.
+        with suppress(RuntimeError):
+            portal.call(items.aclose)
 
 
 class JobHandle(_Blocking[AsyncJobHandle]):

@@ -66,18 +66,15 @@ def one_line(error: Exception) -> click.ClickException | None:
     from pydantic import ValidationError
 
     from headway.shared.errors import ConfigurationError, HeadwayError
+    from headway.shared.settings import Settings, explain
 
-    if isinstance(error, ValidationError) and error.title == "Settings":
-        return WrongSetting("; ".join(_setting(each) for each in error.errors()))
+    if isinstance(error, ConfigurationError) or (
+        isinstance(error, ValidationError) and error.title == Settings.__name__
+    ):
+        return WrongSetting(explain(error))
     if isinstance(error, HeadwayError):
-        failure = WrongSetting if isinstance(error, ConfigurationError) else click.ClickException
-        return failure(" ".join(error.message.splitlines()))
+        return click.ClickException(" ".join(error.message.split()))
     return None
-
-
-def _setting(error: Any) -> str:
-    name = "HEADWAY_" + "_".join(str(part) for part in error["loc"][:1]).upper()
-    return f"{name}={error['input']!r}: {error['msg']}"
 
 
 def _announced() -> dict[str, EntryPoint]:

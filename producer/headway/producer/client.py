@@ -2,26 +2,22 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, Self
 
-from headway.shared.errors import InvalidRequest, JobFailed, JobNotFound, QueueUnavailable, StreamRestarted
+from headway.shared import following
+from headway.shared.errors import InvalidRequest, JobFailed, JobNotFound, StreamRestarted
 from headway.shared.intake import Intake
 from headway.shared.job import Outcome, Record, Reply, Status, Tier, shard_of
-from headway.shared.queue import Queue, Retention
+from headway.shared.queue import BEHIND_ALL, Queue, Retention
 from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS, Counter, estimate, load_counter
 
 #: Seconds that a reader waits for a Redis that has gone away before it gives up; a failover takes less.
 OUTAGE_S = 60.0
-
-#: Seconds between two tries to reach it.
-_AGAIN_S = 0.5
-
-#: An offset behind every log: who follows from here is told of the end only.
-_BEHIND_ALL = 2**62
 
 
 class AsyncJobHandle:
@@ -63,18 +59,22 @@ class AsyncJobHandle:
         """Waits for the end and gives the plain OpenAI answer.
 
         Args:
-            timeout: seconds; None waits for ever.
+            timeout: seconds; None waits for ever, and 0 only looks.
 
         Raises:
+            InvalidRequest: the timeout is no number.
             TimeoutError: it has not ended yet; the job goes on, and this may be called again.
             JobFailed: it ended as failed, cancelled or expired.
             JobNotFound: no such job, or its result has expired.
-            QueueUnavailable: Redis stayed away for `OUTAGE_S`.
+            QueueUnavailable: Redis is down, or stayed away for `OUTAGE_S` while this waited.
         """
-        async with asyncio.timeout(timeout), aclosing(self.follow(_BEHIND_ALL)) as replies:
-            async for _ in replies:
-                pass
-            return _answer(await self._outcome())
+        if timeout is not None and math.isnan(timeout):
+            raise InvalidRequest("timeout must be a number of seconds", param="timeout")
+        if not (await self.status()).status.terminal:
+            async with asyncio.timeout(timeout), aclosing(self.follow(BEHIND_ALL)) as replies:
+                async for _ in replies:
+                    pass
+        return _answer(await self._outcome())
 
     async def follow(self, after: int = 0) -> AsyncGenerator[Reply, None]:
         """The reply channel itself behind offset `after`: every chunk, every restart, and the end, which comes last.
@@ -83,53 +83,47 @@ class AsyncJobHandle:
 
         Raises:
             JobNotFound: no such job, or its record has expired.
-            QueueUnavailable: Redis stayed away for `OUTAGE_S`.
+            LogExpired: the job has ended, and replies behind `after` are gone; `result` may still be there.
+            QueueUnavailable: Redis is down, or stayed away for `OUTAGE_S` meanwhile.
         """
-        clock = asyncio.get_running_loop().time
-        heard_at = clock()
-        while True:
-            try:
-                async with aclosing(self._queue.follow(self.id, after)) as replies:
-                    async for reply in replies:
-                        yield reply
-                        after, heard_at = reply.offset, clock()
-                        if reply.final:
-                            return
-                raise self._gone()
-            except QueueUnavailable:
-                if clock() - heard_at > OUTAGE_S:
-                    raise
-                await asyncio.sleep(_AGAIN_S)
+        # Who meets an outage at once hears of it at once; only who has begun waits for its end.
+        await self.status()
+        async with aclosing(following.follow(self._queue, self.id, after, patience_s=OUTAGE_S)) as replies:
+            async for reply in replies:
+                yield reply
 
     async def stream(self) -> AsyncGenerator[dict[str, Any], None]:
         """The OpenAI chunks from the first on, parsed; the last one may carry the usage and no choices.
 
+        A job that does not run as a stream, such as one with `seed`, `stop` or `n`, gives its plain answer instead.
         An attempt that had to begin again shows as `{"object": "job.restarted"}`: the chunks before it are void.
 
         Raises:
             JobFailed: after the chunks, when the job ended as failed, cancelled or expired.
-            JobNotFound, QueueUnavailable: as `follow`.
+            JobNotFound, LogExpired, QueueUnavailable: as `follow`.
         """
+        streamed = False
         async with aclosing(self.follow()) as replies:
             async for reply in replies:
                 if reply.kind == "chunk":
+                    streamed = True
                     yield json.loads(reply.data)
                 elif reply.kind == "restarted":
                     yield {"object": "job.restarted"}
-                elif Status(reply.data.decode()) is not Status.COMPLETED:
-                    _answer(await self._outcome())
+                elif not streamed or reply.data != Status.COMPLETED.encode():
+                    yield _answer(await self._outcome())
 
     async def text(self) -> AsyncGenerator[str, None]:
         """The text of the first choice, piece by piece.
 
         Raises:
-            StreamRestarted: the job had to begin again; the text so far is void, and another call gives the new one.
-            JobFailed, JobNotFound, QueueUnavailable: as `stream`.
+            StreamRestarted: the job had to begin again; the text so far is void, and `result` waits for the new one.
+            JobFailed, JobNotFound, LogExpired, QueueUnavailable: as `stream`.
         """
         begun = False
         async with aclosing(self.stream()) as chunks:
             async for chunk in chunks:
-                if chunk["object"] == "job.restarted" and begun:
+                if chunk.get("object") == "job.restarted" and begun:
                     raise StreamRestarted(f"job {self.id} had to begin again: the text so far is void")
                 if delta := text_of(chunk):
                     begun = True

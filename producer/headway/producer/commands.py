@@ -84,15 +84,11 @@ def _print_stream(job: JobHandle, as_json: bool) -> None:
     for chunk in job.stream():
         if as_json:
             click.echo(json.dumps(chunk))
-        elif chunk["object"] == "job.restarted":
+        elif chunk.get("object") == "job.restarted":
             _aside("\n[the job had to begin again]")
         else:
             text += (piece := text_of(chunk))
             click.echo(piece, nl=False)
-    if not (as_json or text):
-        # What cannot be streamed, such as several choices, comes whole.
-        text = text_of(job.result())
-        click.echo(text, nl=False)
     if not as_json and not text.endswith("\n"):
         click.echo()
 

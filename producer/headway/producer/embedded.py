@@ -9,12 +9,16 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from headway.producer.local import given
 from headway.shared.errors import ConfigurationError, HeadwayError
 from headway.shared.settings import Settings
 
 #: Where `headway model fetch` puts the small model, and the name under which it is served.
 MODEL_FOLDER = Path(".cache/models/smollm2-135m-instruct")
 MODEL_NAME = "smollm2-135m-instruct"
+
+#: An API that is stopped after the only worker has nothing left to stream.
+_API_GRACE = {"api_grace_s": 1}
 
 #: The small model has 8192 positions, so the usual bounds would leave lanes without any job.
 _BOUNDS = {"short_below": 256, "mid_to": 1024}
@@ -36,12 +40,12 @@ class AlreadyRunning(HeadwayError):
 
 def embedded_settings(settings: Settings) -> Settings:
     """The settings with the embedded profile behind them: what the user has set, stays."""
-    profile: dict[str, Any] = dict(_BOUNDS)
+    profile: dict[str, Any] = _BOUNDS | _API_GRACE
     if settings.engine == "simulated":
         profile |= {"served_model": "simulated"}
     elif "model" not in settings.model_fields_set:
         profile |= {"model": str(MODEL_FOLDER.absolute()), "served_model": MODEL_NAME, "engine_args": engine_args()}
-    return changed(settings, **{**profile, **_given(settings)})
+    return changed(settings, **{**profile, **given(settings)})
 
 
 def engine_args(cpu: Path = Path("/proc/cpuinfo")) -> str:
@@ -65,11 +69,7 @@ def changed(settings: Settings, **values: Any) -> Settings:
     Raises:
         pydantic.ValidationError, ConfigurationError: as `Settings`.
     """
-    return Settings(**{**_given(settings), **values})
-
-
-def _given(settings: Settings) -> dict[str, Any]:
-    return settings.model_dump(include=settings.model_fields_set)
+    return Settings(**{**given(settings), **values})
 
 
 @contextmanager
@@ -81,9 +81,13 @@ def data_folder(folder: Path) -> Iterator[int]:
 
     Raises:
         AlreadyRunning: it is locked.
+        ConfigurationError: it cannot be made, or not be written into.
     """
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigurationError(f"HEADWAY_DATA_DIR={folder} cannot be used ({error.strerror})") from error
     try:
         _lock(lock, folder)
         yield lock

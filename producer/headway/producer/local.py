@@ -1,10 +1,13 @@
 """How a command finds the stack that `headway up` runs in this folder: by a file of settings that it leaves there."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+from headway.shared.errors import ConfigurationError
 from headway.shared.settings import Settings
 
-FILE = "up.env"
+FILE = "up.json"
 
 
 def local_settings() -> Settings:
@@ -15,22 +18,34 @@ def local_settings() -> Settings:
     """
     settings = Settings()
     beside = settings.data_dir / FILE
-    if "redis_url" in settings.model_fields_set or not beside.exists():
+    if "redis_url" in settings.model_fields_set:
         return settings
-    return Settings(_env_file=beside)  # pyright: ignore[reportCallIssue] (pydantic-settings adds it)
+    try:
+        left = json.loads(beside.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return settings
+    except OSError as error:
+        raise ConfigurationError(f"HEADWAY_DATA_DIR: {beside} cannot be read ({error.strerror})") from error
+    return Settings(**{**left, **given(settings)})
+
+
+def given(settings: Settings) -> dict[str, Any]:
+    """The settings that somebody has set, as JSON has them."""
+    return settings.model_dump(mode="json", include=settings.model_fields_set)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The settings that are not defaults, as environment variables that make the same settings again."""
-    values = settings.model_dump(mode="json", include=settings.model_fields_set)
-    return {f"HEADWAY_{name.upper()}": _text(value) for name, value in values.items()}
+    """The settings that somebody has set, as environment variables that make the same settings again."""
+    return {f"HEADWAY_{name.upper()}": _text(value) for name, value in given(settings).items()}
 
 
 def leave(settings: Settings) -> Path:
-    """Writes the file that `local_settings` reads; returns it."""
-    path = settings.data_dir / FILE
-    path.write_text("".join(f"{name}='{value}'\n" for name, value in environment(settings).items()))
-    return path
+    """Writes the file that `local_settings` reads, for its owner only since it may hold a password; returns it."""
+    new = settings.data_dir / f"{FILE}.new"
+    new.unlink(missing_ok=True)
+    new.touch(0o600, exist_ok=False)
+    new.write_text(json.dumps(given(settings)))
+    return new.replace(settings.data_dir / FILE)
 
 
 def _text(value: object) -> str:

@@ -5,8 +5,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -35,11 +35,21 @@ _POLL_S = 0.1
 #: Seconds after which a long start says that it is still going on.
 _STILL_S = 15.0
 
-#: Seconds that a child gets to end; the worker gets these on top of its own drain.
+#: Seconds that a child gets to end, on top of its own grace.
 _STOP_S = 10.0
 
 #: Seconds before a child that died is started again: doubled at each death, forgotten after a steady while.
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, _STEADY_S = 1.0, 30.0, 60.0
+
+
+def say(text: str, **style: Any) -> None:
+    """Prints a line; once nobody reads stdout any more, it goes nowhere, and what runs here runs on."""
+    try:
+        click.secho(text, **style)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 class ChildFailed(HeadwayError):
@@ -52,7 +62,7 @@ class Stack:
     A child that dies is started again, with a growing pause. When this process dies, its children end too.
     """
 
-    def __init__(self, settings: Settings, *, worker: bool = True, say: Callable[[str], None] = click.echo) -> None:
+    def __init__(self, settings: Settings, *, worker: bool = True, say: Callable[[str], None] = say) -> None:
         """
         Args:
             settings: without a `redis_url` of its own, an embedded server is started; port 0 means any free one.
@@ -117,8 +127,8 @@ class Stack:
         for keeper in self._keepers:
             keeper.cancel()
         for child in reversed(self._children):
-            patience_s = _STOP_S + (self.settings.drain_s if child.name == "worker" else 0)
-            await child.stop(patience_s)
+            grace_s = {"worker": self.settings.drain_s, "api": self.settings.api_grace_s}.get(child.name, 0)
+            await child.stop(_STOP_S + grace_s)
         self._exits.close()
 
     def kill(self) -> None:
@@ -128,11 +138,12 @@ class Stack:
 
     def _take_ports(self) -> None:
         at = self.settings
-        self.settings = changed(
-            at,
-            api_port=_free_port(at.api_host, at.api_port, "HEADWAY_API_PORT"),
-            health_port=_free_port(at.health_host, at.health_port, "HEADWAY_HEALTH_PORT"),
-        )
+        # Both are held at once, so that they cannot be the same.
+        with (
+            _free_port(at.api_host, at.api_port, "HEADWAY_API_PORT") as api,
+            _free_port(at.health_host, at.health_port, "HEADWAY_HEALTH_PORT") as health,
+        ):
+            self.settings = changed(at, api_port=api, health_port=health)
 
     async def _start_server(self, lock: int) -> None:
         path = self._exits.enter_context(socket_path(self._folder))
@@ -210,18 +221,23 @@ def _python(module: str, *args: str) -> list[str]:
 
 
 def _url(host: str, port: int) -> str:
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    """Where a server on this machine is reached that listens on the host."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _free_port(host: str, port: int, setting: str) -> int:
+@contextmanager
+def _free_port(host: str, port: int, setting: str) -> Iterator[int]:
+    """Holds the port, any free one for 0, during the block."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+            probe.listen()
         except OSError as error:
             raise ConfigurationError(f"{setting}={port}: {host}:{port} cannot be used ({error.strerror})") from error
-        return int(probe.getsockname()[1])
+        yield int(probe.getsockname()[1])
 
 
 async def _together(*steps: Coroutine[Any, Any, None]) -> None:

@@ -1,6 +1,7 @@
 """`headway up`: everything on this machine, until Ctrl-C."""
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,7 @@ from typing import Any
 
 import click
 
-from headway.producer.stack import Stack
+from headway.producer.stack import Stack, say
 from headway.shared.settings import Settings
 
 SIMULATED = "The engine is SIMULATED: there is no model, and the answers are invented words."
@@ -42,7 +43,7 @@ def stack_settings(engine: str | None, *, redis: bool = True, **values: Any) -> 
 async def _up(settings: Settings, worker: bool) -> None:
     stack = Stack(settings, worker=worker)
     if stack.settings.engine == "simulated":
-        click.secho(SIMULATED, fg="yellow", bold=True)
+        say(SIMULATED, fg="yellow", bold=True)
     async with until_signal(stack), stack:
         _greet(stack)
         await stack.serve()
@@ -50,23 +51,29 @@ async def _up(settings: Settings, worker: bool) -> None:
 
 @asynccontextmanager
 async def until_signal(stack: Stack) -> AsyncIterator[None]:
-    """SIGINT or SIGTERM ends the block, whose stack then stops in order; the next one kills what is left."""
+    """SIGINT, SIGTERM or SIGHUP ends the block, whose stack then stops in order.
+
+    The next one kills what is left, but for SIGHUP: a terminal that closes may send it more than once.
+    """
     task = asyncio.current_task()
     assert task is not None
     signalled = False
 
-    def interrupt() -> None:
+    def interrupt(number: signal.Signals) -> None:
         nonlocal signalled
         if stack.stopping:
-            stack.kill()
+            if number != signal.SIGHUP:
+                stack.kill()
         elif not signalled:
             signalled = True
-            click.echo("Stopping (again: at once)")
             task.cancel()
+            say("Stopping (again: at once)")
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # With nohup, SIGHUP is ignored and shall stay so.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, interrupt, number)
     try:
         yield
     except asyncio.CancelledError:
@@ -81,9 +88,14 @@ def _greet(stack: Stack) -> None:
         "API": f"{stack.api_url}/v1 (its documentation: {stack.api_url}/docs)",
         "model": settings.model_name,
         "worker": stack.health_url,
-        "Redis": settings.redis_url,
+        "Redis": without_password(settings.redis_url),
         "data, logs": str(settings.data_dir),
     }
     for name, value in lines.items():
-        click.echo(f"  {click.style(f'{name:<11}', bold=True)} {value}")
-    click.echo("Ready. Try, in this folder:  headway submit --stream 'What is the capital of France?'")
+        say(f"  {click.style(f'{name:<11}', bold=True)} {value}")
+    say("Ready. Try, in this folder:  headway submit --stream 'What is the capital of France?'")
+
+
+def without_password(url: str) -> str:
+    """The URL without its credentials: the part before `@`, and the query, which may have some too."""
+    return re.sub(r"^(\w+://)[^/]*@", r"\1***@", url.partition("?")[0])

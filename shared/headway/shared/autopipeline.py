@@ -18,7 +18,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from headway.shared.errors import QueueUnavailable
+from headway.shared.errors import QueueClosed, QueueUnavailable
 from headway.shared.scripts import Script, script
 
 #: Commands and bytes in one pipeline at most (one larger command goes alone): a crowd shall not hold up the next for
@@ -73,17 +73,17 @@ class AutoPipeline:
         return await self._ask(_Call(_encode(("EVALSHA", lua.sha, len(keys), *keys, *args)), lua))
 
     async def aclose(self) -> None:
-        """Ends the pump; what still waits gets QueueUnavailable."""
+        """Ends the pump; what still waits, or comes later, gets QueueClosed."""
         # redis-py sends under asyncio.wait_for, which in Python 3.11 loses a cancellation that comes as it returns.
         self._closing = True
         self._pump.cancel()
         with suppress(asyncio.CancelledError):
             await self._pump
-        _fail(self._waiting, QueueUnavailable("the connection is closed"))
+        _fail(self._waiting, QueueClosed("the connection is closed"))
 
     async def _ask(self, call: _Call) -> Any:
         if self._pump.done():
-            raise QueueUnavailable("the connection is closed")
+            raise QueueClosed("the connection is closed")
         self._waiting.append(call)
         self._wake.set()
         return await call.answer
@@ -108,7 +108,7 @@ class AutoPipeline:
             for call, answer in zip(calls, await self._send(calls), strict=True):
                 _resolve(call, answer)
         except asyncio.CancelledError:
-            _fail(calls, QueueUnavailable("the connection is closed"))
+            _fail(calls, QueueClosed("the connection is closed"))
             raise
         except Exception as error:  # The pump must outlive whatever happens to one pipeline.
             _fail(calls, _translate(error))

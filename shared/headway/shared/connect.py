@@ -31,5 +31,9 @@ def connect(url: str, *, socket_timeout_s: float | None = SOCKET_TIMEOUT_S, retr
             socket_connect_timeout=SOCKET_TIMEOUT_S,
             retry=Retry(RETRY[1], retries),
         )
-    except (ValueError, RedisError) as error:
-        raise ConfigurationError(f"HEADWAY_REDIS_URL: {error}") from error
+    except (ValueError, RedisError):
+        # The reason is left out, since it may quote the URL and with it a password.
+        raise ConfigurationError(
+            "HEADWAY_REDIS_URL is not a URL of Redis: redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix://PATH;"
+            " in a password, characters such as / ? # @ must be percent-encoded"
+        ) from None

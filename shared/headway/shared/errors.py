@@ -4,11 +4,13 @@ HeadwayError
 ├── InvalidRequest            400
 │   ├── ContextLengthExceeded 400, code context_length_exceeded
 │   ├── ModelNotFound         404, code model_not_found
-│   └── JobNotFound           404, code job_not_found
+│   ├── JobNotFound           404, code job_not_found
+│   └── LogExpired            410, code log_expired
 ├── JobCancelled              499, code cancelled
 ├── JobFailed                 the job ended otherwise than completed (client side)
 ├── StreamRestarted           the text read so far is void (client side)
 ├── QueueUnavailable          503: Redis is down, loading or refuses the write
+│   └── QueueClosed           503: this process has closed its connection
 └── ConfigurationError        a setting is wrong; raised at start
 """
 
@@ -57,6 +59,13 @@ class JobNotFound(InvalidRequest):
     code = "job_not_found"
 
 
+class LogExpired(InvalidRequest):
+    """The job has ended, and its log no longer has all the replies that the reader lacks; the result may be there."""
+
+    status_code = 410
+    code = "log_expired"
+
+
 class JobCancelled(HeadwayError):
     """Somebody cancelled the job; 499 is nginx's word for a request that its client has closed."""
 
@@ -83,6 +92,10 @@ class QueueUnavailable(HeadwayError):
 
     status_code = 503
     code = "queue_unavailable"
+
+
+class QueueClosed(QueueUnavailable):
+    """The caller's own side has closed the queue; to try again cannot help."""
 
 
 class ConfigurationError(HeadwayError):

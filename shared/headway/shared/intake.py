@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.shared.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
-from headway.shared.job import Job, Tier, mint_job_id
+from headway.shared.job import TIERS, Job, Tier, mint_job_id
 from headway.shared.lanes import classify
 from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS, Counter
@@ -15,6 +15,9 @@ ENDPOINTS = (CHAT, COMPLETIONS)
 
 #: OpenAI's own bound of `n`.
 _MAX_N = 128
+
+#: More tokens than any model has, and a number that every part of the system can hold.
+_MAX_INTEGER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Intake:
             ModelNotFound: the body names another model.
             ContextLengthExceeded: a prompt and the output that it asks for are longer than the model's context.
         """
+        if tier not in TIERS:
+            raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}.", param="tier")
         body = _parse(raw)
         _check_shape(endpoint, body)
         self._check_model(body)
@@ -146,14 +151,13 @@ def _is_prompt(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _integer(body: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
+def _integer(body: Mapping[str, Any], name: str, least: int, most: int = _MAX_INTEGER) -> int | None:
     value = body.get(name)
     if value is None:
         return None
     # JSON's true is no number, although Python's is.
-    if type(value) is not int or value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InvalidRequest(f"{name} must be an integer, {bounds}.", param=name)
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRequest(f"{name} must be an integer, {least} to {most}.", param=name)
     return value
 
 

@@ -48,9 +48,9 @@ def check_bounds(lanes: tuple[Lane, ...], max_model_len: int) -> None:
         ConfigurationError: a lane begins above the model's length.
     """
     for lane in lanes:
-        if lane.max_prompt_tokens is not None and lane.max_prompt_tokens >= max_model_len:
+        if lane.max_prompt_tokens is not None and lane.max_prompt_tokens > max_model_len:
             raise ConfigurationError(
-                f"the bound of lane {lane.name!r} ({lane.max_prompt_tokens} tokens) is not below the model's length"
+                f"the bound of lane {lane.name!r} ({lane.max_prompt_tokens} tokens) is above the model's length"
                 f" ({max_model_len}), so the lanes above it would stay empty:"
                 " lower HEADWAY_SHORT_BELOW and HEADWAY_MID_TO"
             )

@@ -105,12 +105,13 @@ class Notices:
 
     def _hand_out(self, message: Any) -> None:
         """A message is its kind, the channel, and the payload or the number of subscriptions; a pong is shorter."""
-        kind, name, payload = (*message, None)[:3]
+        kind, name = message[:2]
+        payload = message[2] if kind == b"message" else None
         if kind == b"subscribe" and name in self._callbacks:
             self._confirmed.add(name)
         if kind in (b"subscribe", b"message"):
             for notify in tuple(self._callbacks.get(name, ())):
                 try:
-                    notify(payload if kind == b"message" else None)
+                    notify(payload)
                 except Exception as error:  # One subscriber's fault must not make the others deaf.
                     _log.error("a subscriber failed: %s\n%s", type(error).__name__, frames(error))

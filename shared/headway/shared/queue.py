@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from headway.shared.autopipeline import AutoPipeline
 from headway.shared.connect import SOCKET_TIMEOUT_S, connect
-from headway.shared.errors import JobCancelled, error_body
+from headway.shared.errors import JobCancelled, JobNotFound, LogExpired, error_body
 from headway.shared.job import Delivery, Job, Outcome, Record, Reply, Status, Ticket
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import MAX_BLOCK_S, LaneReader
@@ -17,6 +17,9 @@ from headway.shared.records import decode_delivery, decode_record
 
 #: Seconds after which a follower looks into the log though no notice came: a message of Pub/Sub can be lost.
 SAFETY_READ_S = 5.0
+
+#: An offset behind every log: who follows from here hears nothing, and comes back when the job has ended.
+BEHIND_ALL = 2**62
 
 #: Replies read at once; a late reader of a long log gets it in pages of so many.
 _PAGE = 1000
@@ -149,29 +152,28 @@ class Queue:
     async def follow(self, job_id: str, after: int = 0) -> AsyncGenerator[Reply, None]:
         """Yields the replies behind offset `after`, as they come, up to the final one.
 
-        Subscribes, awaits the confirmation, and only then reads; so nothing falls between. Of a job without a log, or
-        whose log has expired, it yields the end alone; it ends without a final reply when the job is gone.
+        Subscribes, awaits the confirmation, and only then reads; so nothing falls between. Of a job without a log it
+        yields the end alone. To a reader who has the end it yields nothing, and ends with the job.
 
         Raises:
+            JobNotFound: there is no such job, or no longer.
+            LogExpired: the job has ended, and replies that the reader lacks are gone.
             QueueUnavailable: Redis is down; following again from the last offset misses nothing.
         """
         news = asyncio.Event()
         async with self._notices.subscribed(self._keys.notice(job_id), lambda _: news.set()):
             while True:
                 await _wait(news, SAFETY_READ_S)
-                status, replies = await self._read_log(job_id, after)
+                ended, replies = await self._read_log(job_id, after)
                 for reply in replies:
                     yield reply
                     if reply.final:
                         return
                     after = reply.offset
-                if len(replies) == _PAGE:
+                if ended and not replies:
+                    return
+                if ended or len(replies) == _PAGE:
                     news.set()
-                elif status is None:
-                    return
-                elif status.terminal:
-                    yield Reply(after + 1, "end", status.encode())
-                    return
 
     # The worker's verbs.
 
@@ -287,14 +289,24 @@ class Queue:
             self._keys.result(job_id),
         ]
 
-    async def _read_log(self, job_id: str, after: int) -> tuple[Status | None, list[Reply]]:
-        # The status goes first: once it is terminal, the log that is read behind it is complete.
-        status, entries = await asyncio.gather(
-            self._pipeline.command("HGET", self._keys.job(job_id), "status"),
+    async def _read_log(self, job_id: str, after: int) -> tuple[bool, list[Reply]]:
+        # The record goes first: once its status is terminal, the log that is read behind it is complete.
+        record, entries = await asyncio.gather(
+            self._pipeline.command("HMGET", self._keys.job(job_id), "status", "log", "offset"),
             self._pipeline.command("XRANGE", self._keys.log(job_id), f"({after}-0", "+", "COUNT", _PAGE),
         )
         replies = [Reply(int(i.split(b"-")[0]), f[b"kind"].decode(), f[b"data"]) for i, f in entries]
-        return Status(status.decode()) if status else None, replies
+        if record[0] is None:
+            if replies:
+                return False, replies
+            raise JobNotFound(f"There is no job {job_id}, or its record has expired.")
+        status, offset = Status(record[0].decode()), int(record[2])
+        if status.terminal and record[1] == b"0" and after <= offset:
+            return True, [Reply(offset + 1, "end", status.encode())]
+        lacking = replies[0].offset > after + 1 if replies else status.terminal and after < offset
+        if lacking:
+            raise LogExpired(f"The log of job {job_id} has expired.")
+        return status.terminal, replies
 
 
 async def _wait(news: asyncio.Event, timeout_s: float) -> None:

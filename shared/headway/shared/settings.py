@@ -2,11 +2,12 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from headway.shared.errors import ConfigurationError
 from headway.shared.lanes import Lane, make_lanes
 
 
@@ -18,7 +19,7 @@ class Settings(BaseSettings):
         ConfigurationError: values contradict one another.
     """
 
-    model_config = SettingsConfigDict(env_prefix="HEADWAY_", frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix="HEADWAY_", frozen=True, env_ignore_empty=True, allow_inf_nan=False)
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0", description="Redis or Valkey, as a URL (redis, rediss, unix)"
@@ -41,21 +42,15 @@ class Settings(BaseSettings):
         default=256, gt=0, description="KV tokens reserved for the output of a job that names no limit"
     )
 
-    keep_record_s: float = Field(
-        default=86400, ge=0.001, allow_inf_nan=False, description="seconds that a job's record outlives its end"
-    )
+    keep_record_s: float = Field(default=86400, ge=0.001, description="seconds that a job's record outlives its end")
     keep_result_s: float = Field(
-        default=3600,
-        ge=0.001,
-        allow_inf_nan=False,
-        description="seconds that the result and the request body outlive it",
+        default=3600, ge=0.001, description="seconds that the result and the request body outlive it"
     )
-    keep_log_s: float = Field(
-        default=600, ge=0.001, allow_inf_nan=False, description="seconds that the reply log outlives it"
-    )
+    keep_log_s: float = Field(default=600, ge=0.001, description="seconds that the reply log outlives it")
 
     api_host: str = Field(default="127.0.0.1", description="address that the API listens on")
     api_port: int = Field(default=8000, ge=0, le=65535, description="port that the API listens on")
+    api_grace_s: float = Field(default=25, ge=0, description="seconds that a stopping API gives to open streams")
     heartbeat_s: float = Field(
         default=10, gt=0, description="a waiting stream sends a comment after so many silent seconds"
     )
@@ -88,7 +83,10 @@ class Settings(BaseSettings):
     @field_validator("lane_shares", mode="before")
     @classmethod
     def _split_shares(cls, value: object) -> object:
-        return tuple(value.split(",")) if isinstance(value, str) else value
+        shares = tuple(value.split(",")) if isinstance(value, str) else value
+        if isinstance(shares, tuple) and len(shares) != 3:
+            raise ValueError("three numbers are needed, as in 0.5,0.3,0.2")
+        return shares
 
     @field_validator("engine_args")
     @classmethod
@@ -109,3 +107,17 @@ class Settings(BaseSettings):
     def model_name(self) -> str:
         """The name that callers use: the served name, else the model's, else what the engine is."""
         return self.served_model or self.model or self.engine
+
+
+def explain(error: ValidationError | ConfigurationError) -> str:
+    """What is wrong with the settings, or with vLLM's, in one line."""
+    if isinstance(error, ConfigurationError):
+        return " ".join(error.message.split())
+    ours = error.title == Settings.__name__
+    return " ".join("; ".join(_problem(each, ours) for each in error.errors()).split())
+
+
+def _problem(error: Any, ours: bool) -> str:
+    if not (ours and error["loc"]):
+        return str(error["msg"])
+    return f"HEADWAY_{str(error['loc'][0]).upper()}={error['input']!r}: {error['msg']}"

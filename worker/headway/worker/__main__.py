@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from headway.shared.errors import ConfigurationError
 from headway.shared.lanes import check_bounds
 from headway.shared.queue import Queue, Retention
-from headway.shared.settings import Settings
+from headway.shared.settings import Settings, explain
 from headway.worker.batch import Window
 from headway.worker.engines.base import Engine
 from headway.worker.health import listen, serving_health
@@ -25,6 +25,9 @@ from headway.worker.worker import Worker
 
 #: The exit status after an engine's death: the supervisor shall start the worker again.
 ENGINE_DIED = 70
+
+#: The exit status for a setting that is wrong: to start again cannot help.
+MISCONFIGURED = 2
 
 
 @click.command("worker", context_settings={"ignore_unknown_options": True})
@@ -39,7 +42,8 @@ def main(engine_args: tuple[str, ...]) -> None:
         settings = Settings()
         status = uvloop.run(serve(settings, engine_args))
     except (ConfigurationError, ValidationError) as error:
-        raise click.UsageError(str(error)) from error
+        click.echo(f"headway worker: {explain(error)}", err=True)
+        status = MISCONFIGURED
     sys.exit(status)
 
 
@@ -127,10 +131,12 @@ def _worker(settings: Settings, queue: Queue, engine: Engine) -> Worker:
 
 
 def _stop_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT, from now on: one that comes while the engine starts must not orphan its processes."""
+    """Set by SIGTERM, SIGINT and SIGHUP, from now on: one that comes while the engine starts must orphan no process."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # What nohup or a shell has told this process to ignore, stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
 
