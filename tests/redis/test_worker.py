@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from headway.shared.job import Job, Record, Status
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lanes import make_lanes
 from headway.shared.queue import Queue
+from headway.worker import worker as worker_module
 from headway.worker.batch import Window
 from headway.worker.engines.base import Chunk, Final, Request
 from headway.worker.worker import Worker
 from helpers import PATIENCE_S, eventually, make_job, transcript
+from valkey_server import Valkey
 
 LANES = make_lanes(256, 1024, (0.5, 0.3, 0.2))
 
@@ -633,6 +636,29 @@ async def test_a_busy_server_ends_no_worker(queue: Queue, working: Working, redi
         await queue.submit(job)
         assert (await _ends(queue, job))[0].status is Status.COMPLETED
         await eventually(lambda: worker.pulling)
+
+
+async def test_stop_ends_though_redis_is_away(
+    tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker with a running job, whose server is gone
+    monkeypatch.setattr(worker_module, "_GIVE_BACK_S", 0.2)
+    valkey = Valkey(tmp_path)
+    valkey.start()
+    async with Queue.connect(valkey.url) as queue:
+        job = make_job()
+        engine.hold(job.id)
+        await queue.submit(job)
+        worker = Worker(queue, engine, name="w1", model="m", lanes=LANES)
+        running = asyncio.create_task(worker.run())
+        await eventually(lambda: engine.started)
+        valkey.kill()
+
+        # If it is stopped, I expect it to end all the same, its run aborted
+        await asyncio.wait_for(worker.stop(0), PATIENCE_S)
+        await running
+        assert engine.aborted == [job.id]
+        assert worker.state == "stopped"
 
 
 async def test_health_means_pulling(queue: Queue, working: Working, engine: ScriptedEngine) -> None:

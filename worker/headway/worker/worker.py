@@ -14,7 +14,7 @@ from headway.shared.lane_reader import LaneReader
 from headway.shared.lanes import Lane
 from headway.shared.queue import Batch, Queue
 from headway.worker.batch import MicroBatch, Window, collect
-from headway.worker.budget import Budget
+from headway.worker.budget import RESERVED_S, Budget
 from headway.worker.engines.base import Engine
 from headway.worker.patience import RETRY_S, patiently
 from headway.worker.run import Run
@@ -63,6 +63,7 @@ class Worker:
         self._quiet = False
         self._unsure = False
         self._returning = False
+        self._pull_task: asyncio.Task[None] | None = None
         self._finished = asyncio.Event()
         self._finished.set()
         self._reader: LaneReader | None = None
@@ -94,16 +95,17 @@ class Worker:
                 self._queue.lane_reader(self.name, self._model) as self._reader,
                 self._queue.cancels(self._on_cancel),
             ):
-                try:
-                    while self._accepting:
-                        await self._turn(self._reader)
-                except Exception:
+                self._pull_task = asyncio.create_task(self._pull(self._reader))
+                await asyncio.wait([self._pull_task])
+                if not self._pull_task.cancelled() and self._pull_task.exception():
                     self._return_runs()
-                    raise
-                finally:
-                    await self._drained()
+                await self._drained()
+                if not self._pull_task.cancelled():
+                    self._pull_task.result()
         finally:
             watching.cancel()
+            if self._pull_task is not None:
+                self._pull_task.cancel()
             self.state = "stopped" if self._engine.alive else "engine died"
             self._finished.set()
 
@@ -127,8 +129,9 @@ class Worker:
         self._return_runs()
         if not await self._finishes_within(_GIVE_BACK_S):
             _log.error("Redis is away: not given back are %s", ", ".join(self._runs) or "entries not opened")
-            for task in self._tasks:
-                task.cancel()
+            for task in (*self._tasks, self._pull_task):
+                if task is not None:
+                    task.cancel()
             await self._finished.wait()
 
     def _return_runs(self) -> None:
@@ -142,6 +145,10 @@ class Worker:
             async with asyncio.timeout(timeout_s):
                 await self._finished.wait()
         return self._finished.is_set()
+
+    async def _pull(self, reader: LaneReader) -> None:
+        while self._accepting:
+            await self._turn(reader)
 
     async def _turn(self, reader: LaneReader) -> None:
         if self._unsure:
@@ -184,7 +191,9 @@ class Worker:
         if wait_s is None and self._accepting:
             self._set_state("full")
             self._room.clear()
-            await self._room.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RESERVED_S):
+                    await self._room.wait()
 
     async def _take(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Keeps the tickets that fit and returns the others to their lanes at once."""
