@@ -18,7 +18,7 @@ class ScriptedEngine:
     """Each run gives what the test puts into `say[job id]`; `None` there makes it wait for `go` first."""
 
     def __init__(self, slots: int = 10, kv_tokens: int = 100_000) -> None:
-        self._capacity = Capacity(slots, kv_tokens, 8192)
+        self._capacity = Capacity(slots, kv_tokens, 32_768)
         self.alive = True
         self.started: list[str] = []
         self.aborted: list[str] = []

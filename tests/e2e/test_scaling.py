@@ -21,4 +21,4 @@ def test_three_workers_do_the_work_of_three_and_none_is_lost() -> None:
     # those too that two stopping workers gave back
     assert result["ratio"] >= 2.5
     assert (result["lost"], result["statuses"]) == (0, {"completed": result["accepted"]})
-    assert result["attempts"].get("2", 0) > 0
+    assert set(result["attempts"]) > {"1"}

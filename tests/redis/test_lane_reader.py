@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import MAX_BLOCK_S, LaneReader
 from headway.shared.queue import Queue
-from helpers import PATIENCE_S, deliver, make_job
+from helpers import ALONE, DONE, PATIENCE_S, deliver, make_job
 
 
 async def _waiting(redis: Redis) -> None:
@@ -105,3 +105,23 @@ async def test_groups_come_back(queue: Queue, reader: LaneReader, redis: Redis, 
     await reader.lanes(["short"])
     await queue.submit(make_job())
     assert len(await reader.read("short", 1)) == 1
+
+
+async def test_the_lag_of_a_lane_is_what_waits(queue: Queue, reader: LaneReader, redis: Redis, keys: Keys) -> None:
+    # Given three jobs, one of which was read, given back and read again, and finished
+    first = await deliver(queue, reader, make_job())
+    for _ in range(2):
+        await queue.submit(make_job())
+    await queue.requeue(first, "test")
+    (ticket,) = await reader.read("short", 1)
+    heir = await queue.open(ticket, "w1", ALONE)
+    assert heir is not None
+    await queue.finish(heir, 0, DONE)
+
+    # I expect the groups to say what waits, which is what autoscalers look at
+    async def lag(stream: str) -> int | None:
+        return (await redis.xinfo_groups(stream))[0]["lag"]
+
+    assert await lag(keys.lane("0", "m", "short", "default")) == 2
+    assert await lag(keys.lane("0", "m", "short", "returned")) == 0
+    assert await lag(keys.lane("0", "m", "mid", "default")) == 0

@@ -92,3 +92,15 @@ def test_a_lane_that_is_not_configured_gets_one_job_at_a_time(budget: Budget) ->
     assert budget.room("huge") == 0
     budget.release(ticket)
     assert budget.room("huge") == 1
+
+
+def test_nobody_reserves_more_than_the_engine_grants() -> None:
+    # Given an engine of short contexts, and a job that reserves far more than one
+    budget = Budget(Capacity(10, 10_000, 500), LANES)
+    wish = _ticket(tokens=10**9)
+
+    # If it is taken, I expect room for others beside it, and all of it again
+    assert budget.take(wish)
+    assert budget.take(_ticket(tokens=400))
+    budget.release(wish)
+    assert budget.take(_ticket(tokens=10**9, choices=4))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import tiny_model
-from headway.api.limits import config_length, model_length
+from headway.shared.limits import config_length, model_length
 from headway.shared.settings import Settings
 
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from fastapi import APIRouter, FastAPI
 
 from headway.api import errors, job_routes, openai_routes
-from headway.api.limits import model_length
 from headway.api.schemas import ErrorAnswer, Health
 from headway.api.service import Service, Serving
 from headway.shared.intake import Intake
 from headway.shared.lanes import check_bounds
+from headway.shared.limits import model_length
 from headway.shared.queue import Queue, Retention
 from headway.shared.settings import Settings
 from headway.shared.tokens import Counter, load_counter

@@ -65,13 +65,16 @@ def one_line(error: Exception) -> click.ClickException | None:
     """An error of ours or of the settings as click shows it; None for any other, which keeps its traceback."""
     from pydantic import ValidationError
 
-    from headway.shared.errors import ConfigurationError, HeadwayError
+    from headway.shared.errors import ConfigurationError, HeadwayError, QueueUnavailable
     from headway.shared.settings import Settings, explain
 
     if isinstance(error, ConfigurationError) or (
         isinstance(error, ValidationError) and error.title == Settings.__name__
     ):
         return WrongSetting(explain(error))
+    if isinstance(error, QueueUnavailable):
+        hint = "is `headway up` running in this folder, or HEADWAY_REDIS_URL set?"
+        return click.ClickException(f"{' '.join(error.message.split())} ({hint})")
     if isinstance(error, HeadwayError):
         return click.ClickException(" ".join(error.message.split()))
     return None

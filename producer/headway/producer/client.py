@@ -12,6 +12,7 @@ from headway.shared import following
 from headway.shared.errors import InvalidRequest, JobFailed, JobNotFound, StreamRestarted
 from headway.shared.intake import Intake
 from headway.shared.job import Outcome, Record, Reply, Status, Tier, shard_of
+from headway.shared.limits import model_length
 from headway.shared.queue import BEHIND_ALL, Queue, Retention
 from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS, Counter, estimate, load_counter
@@ -165,7 +166,7 @@ class AsyncClient:
         retention = Retention(settings.keep_record_s, settings.keep_result_s, settings.keep_log_s)
         async with Queue.connect(url or settings.redis_url, prefix=settings.prefix, retention=retention) as queue:
             counter = await asyncio.to_thread(_counter, settings)
-            yield cls(queue, Intake(settings, counter, settings.max_model_len))
+            yield cls(queue, Intake(settings, counter, await asyncio.to_thread(model_length, settings)))
 
     async def submit(
         self,

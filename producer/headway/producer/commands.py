@@ -12,6 +12,7 @@ import click
 from headway.producer.blocking import Client, JobHandle
 from headway.producer.client import text_of
 from headway.producer.local import local_settings
+from headway.shared.errors import HeadwayError
 from headway.shared.job import TIERS, Record, Status, Tier
 
 _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.CANCELLED: "yellow", Status.EXPIRED: "yellow"}
@@ -66,7 +67,7 @@ def job(job_id: str, wait: float | None, stream: bool, cancel: bool, as_json: bo
                 _print_result(handle, wait, as_json)
             else:
                 record = handle.status()
-                click.echo(_json(record) if as_json else _table(record))
+                click.echo(_json(record) if as_json else _table(record, _failure(handle, record)))
 
 
 @contextmanager
@@ -111,14 +112,25 @@ def _note(job: JobHandle) -> None:
     _aside(f"{record.id} · lane {record.lane} · waited {waited} · {record.output_tokens} tokens in {took}")
 
 
-def _table(record: Record) -> str:
+def _failure(job: JobHandle, record: Record) -> str | None:
+    """Why the job did not complete; None when it did, or may still."""
+    try:
+        if record.status.terminal and record.status is not Status.COMPLETED:
+            job.result(0)
+    except HeadwayError as error:
+        return error.message
+    return None
+
+
+def _table(record: Record, failure: str | None) -> str:
     rows = {
         "job": record.id,
         "status": click.style(record.status, fg=_COLOURS.get(record.status, "cyan"), bold=True),
         "model": record.model,
         "lane": f"{record.lane} ({record.tier}), {record.prompt_tokens} prompt tokens",
-        "attempt": f"{record.attempt}" + (f" on {record.worker}" if record.worker else ""),
-        "batch": record.batch and f"{record.batch}, {record.batch_size} jobs, closed by {record.batch_closed_by}",
+        "attempt": record.attempt and f"{record.attempt}" + (f" on {record.worker}" if record.worker else ""),
+        "error": failure,
+        "batch": record.batch and f"{record.batch}, jobs: {record.batch_size}, closed: {record.batch_closed_by}",
         "waited": _seconds(record.queued_at_ms, record.started_at_ms),
         "first token": _seconds(record.started_at_ms, record.first_token_at_ms),
         "took": _seconds(record.queued_at_ms, record.finished_at_ms),

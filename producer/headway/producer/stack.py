@@ -73,7 +73,7 @@ class Stack:
         self.settings = changed(embedded_settings(settings), data_dir=self._folder)
         self.stopping = False
         self._with_server = "redis_url" not in settings.model_fields_set
-        self._with_worker = worker
+        self.with_worker = worker
         self._say = say
         self._children: list[Child] = []
         self._keepers: list[asyncio.Task[None]] = []
@@ -171,9 +171,9 @@ class Stack:
     async def _start_services(self) -> None:
         api = self._child("api", _python("headway.api"))
         probes = [(api, self.api_url + "/ready")]
-        if self._with_worker:
+        if self.with_worker:
             probes.append((self._child("worker", _python("headway.worker")), self.health_url))
-        if self._with_worker and self.settings.engine == "vllm":
+        if self.with_worker and self.settings.engine == "vllm":
             self._say("Starting the API and the worker; vLLM needs about half a minute")
         for child, _ in probes:
             await child.start()
@@ -182,7 +182,8 @@ class Stack:
 
     def _child(self, name: str, command: list[str], keep_open: int | None = None) -> Child:
         log = self._folder / "logs" / f"{name}.log"
-        log.unlink(missing_ok=True)
+        if log.exists():
+            log.replace(log.with_suffix(".log.1"))  # What went wrong last time can still be read.
         variables = {**os.environ, **environment(self.settings), "PYTHONUNBUFFERED": "1"}
         descriptors = [] if keep_open is None else [keep_open]
         child = Child(name, command, log, environment=variables, keep_open=descriptors)

@@ -67,7 +67,8 @@ async def until_signal(stack: Stack) -> AsyncIterator[None]:
         elif not signalled:
             signalled = True
             task.cancel()
-            say("Stopping (again: at once)")
+            grace_s = stack.settings.drain_s
+            say(f"Stopping; running jobs get {grace_s:.0f} s to end (again: at once, which leaves them stranded)")
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -84,10 +85,11 @@ async def until_signal(stack: Stack) -> AsyncIterator[None]:
 
 def _greet(stack: Stack) -> None:
     settings = stack.settings
+    worker = stack.health_url if stack.with_worker else f"none; HEADWAY_REDIS_URL={settings.redis_url} headway worker"
     lines = {
         "API": f"{stack.api_url}/v1 (its documentation: {stack.api_url}/docs)",
         "model": settings.model_name,
-        "worker": stack.health_url,
+        "worker": worker,
         "Redis": without_password(settings.redis_url),
         "data, logs": str(settings.data_dir),
     }

@@ -133,7 +133,7 @@ class LaneReader:
 
     async def _make_group(self, stream: str) -> None:
         try:
-            await self._pipeline.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+            await self._pipeline.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM", "ENTRIESREAD", 0)
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise QueueUnavailable(f"Redis: {error}") from error

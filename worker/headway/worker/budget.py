@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.shared.job import Ticket
 from headway.shared.lanes import Lane
@@ -41,6 +41,7 @@ class Budget:
 
     def __init__(self, capacity: Capacity, lanes: Iterable[Lane], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._longest = capacity.max_model_len
         usable = int(capacity.kv_tokens * (1 - KV_HEADROOM))
         self._accounts: dict[str, _Account] = defaultdict(lambda: _Account(1, 0))
         for lane in lanes:
@@ -57,7 +58,7 @@ class Budget:
 
     def take(self, ticket: Ticket) -> bool:
         """Reserves for a job what it may need; False when it does not fit, and then the lane is kept for it."""
-        account = self._accounts[ticket.lane]
+        account, ticket = self._accounts[ticket.lane], self._capped(ticket)
         if account.kept(self._clock()):
             return False
         if not account.fits(ticket):
@@ -70,6 +71,10 @@ class Budget:
 
     def release(self, ticket: Ticket) -> None:
         """Frees what `take` has reserved."""
-        account = self._accounts[ticket.lane]
+        account, ticket = self._accounts[ticket.lane], self._capped(ticket)
         account.held_slots -= ticket.choices
         account.held_tokens -= ticket.reserve_tokens
+
+    def _capped(self, ticket: Ticket) -> Ticket:
+        # Who did not know the model's length may have reserved more than the engine will ever grant.
+        return replace(ticket, reserve_tokens=min(ticket.reserve_tokens, self._longest * ticket.choices))

@@ -17,7 +17,7 @@ if record[1] ~= (unopened and 'queued' or 'in_progress') then return 'lost' end 
 if not unopened and record[2] ~= ARGV[2] then return 'lost' end -- fence
 if record[5] == '1' then return 'cancelled' end -- fence
 if redis.call('EXISTS', KEYS[3]) == 0 then
-  redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[3], '0', 'MKSTREAM')
+  redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[3], '0', 'MKSTREAM', 'ENTRIESREAD', 0)
 end
 acknowledge(KEYS[2], ARGV[3], ARGV[4])
 local entry = redis.call('XADD', KEYS[3], '*', 'job', ARGV[1], 'prompt_tokens', record[6], 'reserve_tokens', record[7], 'choices', record[8])

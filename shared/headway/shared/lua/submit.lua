@@ -5,7 +5,7 @@
 -- Returns: "queued", or "already" when this id was accepted before (the answer to it was lost).
 if redis.call('EXISTS', KEYS[1]) == 1 then return 'already' end -- fence
 if redis.call('EXISTS', KEYS[3]) == 0 then
-  redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[3], '0', 'MKSTREAM')
+  redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[3], '0', 'MKSTREAM', 'ENTRIESREAD', 0)
 end
 redis.call('SADD', KEYS[4], ARGV[4])
 local entry = redis.call('XADD', KEYS[3], '*', 'job', ARGV[1], 'prompt_tokens', ARGV[5], 'reserve_tokens', ARGV[6], 'choices', ARGV[7])

@@ -1,6 +1,8 @@
 """How long the model's context is, as far as that is known before an engine runs."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from headway.shared.settings import Settings
@@ -29,12 +31,15 @@ def config_length(config: Mapping[str, Any]) -> int | None:
 
 
 def _load_config(name: str) -> Mapping[str, Any]:
-    # Seconds to import, and needed only here.
-    from transformers import PretrainedConfig
-
     try:
-        config: Mapping[str, Any] = PretrainedConfig.get_config_dict(name)[0]
-    except (OSError, ValueError):
+        if (path := Path(name, "config.json")).exists():
+            config: Mapping[str, Any] = json.loads(path.read_bytes())
+            return config
+        # Seconds to import, and no part of a light client.
+        from transformers import PretrainedConfig
+
+        config = PretrainedConfig.get_config_dict(name)[0]
+    except (ImportError, OSError, ValueError):
         # Some model formats have no such file; the engine then is the only one that knows.
         return {}
     return config
