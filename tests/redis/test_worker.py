@@ -625,9 +625,9 @@ async def test_a_busy_server_ends_no_worker(queue: Queue, working: Working, redi
     await redis.config_set("busy-reply-threshold", 50)
     async with working() as worker:
         slow = asyncio.create_task(redis.eval(busy, 0))
-        await asyncio.sleep(0.3)
         with pytest.raises(QueueUnavailable):
-            await queue.ping()
+            while not slow.done():
+                await queue.ping()
 
         # If it has ended, I expect the worker to work
         await slow
