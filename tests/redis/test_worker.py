@@ -625,9 +625,13 @@ async def test_a_busy_server_ends_no_worker(queue: Queue, working: Working, redi
     await redis.config_set("busy-reply-threshold", 50)
     async with working() as worker:
         slow = asyncio.create_task(redis.eval(busy, 0))
-        with pytest.raises(QueueUnavailable):
+
+        async def ping_while_it_runs() -> None:
             while not slow.done():
                 await queue.ping()
+
+        with pytest.raises(QueueUnavailable):
+            await ping_while_it_runs()
 
         # If it has ended, I expect the worker to work
         await slow
