@@ -12,7 +12,7 @@ from headway.api.service import Service, Serving
 from headway.shared.intake import Intake
 from headway.shared.lanes import check_bounds
 from headway.shared.limits import model_length
-from headway.shared.queue import Queue, Retention
+from headway.shared.queue import Queue
 from headway.shared.settings import Settings
 from headway.shared.tokens import Counter, load_counter
 
@@ -35,8 +35,7 @@ def create_app(settings: Settings, *, counter: Counter | None = None) -> FastAPI
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        retention = Retention(settings.keep_record_s, settings.keep_result_s, settings.keep_log_s)
-        async with Queue.connect(settings.redis_url, prefix=settings.prefix, retention=retention) as queue:
+        async with Queue.of(settings) as queue:
             app.state.service = Service(settings, intake, queue, max_model_len, started_at=int(time.time()))
             yield
 

@@ -13,7 +13,7 @@ from headway.shared.errors import InvalidRequest, JobFailed, JobNotFound, Stream
 from headway.shared.intake import Intake
 from headway.shared.job import Outcome, Record, Reply, Status, Tier, shard_of
 from headway.shared.limits import model_length
-from headway.shared.queue import BEHIND_ALL, Queue, Retention
+from headway.shared.queue import BEHIND_ALL, Queue
 from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS, Counter, estimate, load_counter
 
@@ -163,8 +163,7 @@ class AsyncClient:
             ConfigurationError: the URL is not one of Redis.
         """
         settings = settings or Settings()
-        retention = Retention(settings.keep_record_s, settings.keep_result_s, settings.keep_log_s)
-        async with Queue.connect(url or settings.redis_url, prefix=settings.prefix, retention=retention) as queue:
+        async with Queue.of(settings, url) as queue:
             counter = await asyncio.to_thread(_counter, settings)
             yield cls(queue, Intake(settings, counter, await asyncio.to_thread(model_length, settings)))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -14,6 +14,7 @@ from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import MAX_BLOCK_S, LaneReader
 from headway.shared.notices import Notices
 from headway.shared.records import decode_delivery, decode_record
+from headway.shared.settings import Settings
 
 #: Seconds after which a follower looks into the log though no notice came: a message of Pub/Sub can be lost.
 SAFETY_READ_S = 5.0
@@ -90,6 +91,12 @@ class Queue:
             finally:
                 await notices.aclose()
                 await pipeline.aclose()
+
+    @classmethod
+    def of(cls, settings: Settings, url: str | None = None) -> "AbstractAsyncContextManager[Queue]":
+        """The queue that the settings describe, or the same at another `url`; errors as `connect`."""
+        retention = Retention(settings.keep_record_s, settings.keep_result_s, settings.keep_log_s)
+        return cls.connect(url or settings.redis_url, prefix=settings.prefix, retention=retention)
 
     async def ping(self) -> None:
         """Raises QueueUnavailable unless the server answers."""

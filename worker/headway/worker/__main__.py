@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from headway.shared.errors import ConfigurationError
 from headway.shared.lanes import check_bounds
-from headway.shared.queue import Queue, Retention
+from headway.shared.queue import Queue
 from headway.shared.settings import Settings, explain
 from headway.worker.batch import Window
 from headway.worker.engines.base import Engine
@@ -59,7 +59,7 @@ async def serve(settings: Settings, engine_args: tuple[str, ...] = ()) -> int:
     stop = _stop_signal()
     # A port that is taken is found before the engine is loaded.
     with listen(settings.health_host, settings.health_port) as listener:
-        async with _engine(settings, engine_args) as engine, _queue(settings) as queue:
+        async with _engine(settings, engine_args) as engine, Queue.of(settings) as queue:
             check_bounds(settings.lanes, engine.capacity().max_model_len)
             worker = _worker(settings, queue, engine)
             async with serving_health(worker, listener):
@@ -110,11 +110,6 @@ def _simulated(settings: Settings) -> AbstractAsyncContextManager[Engine]:
         constants=constants,
         count=lambda endpoint, body: sum(counter(endpoint, body)),
     )
-
-
-def _queue(settings: Settings) -> AbstractAsyncContextManager[Queue]:
-    retention = Retention(settings.keep_record_s, settings.keep_result_s, settings.keep_log_s)
-    return Queue.connect(settings.redis_url, prefix=settings.prefix, retention=retention)
 
 
 def _worker(settings: Settings, queue: Queue, engine: Engine) -> Worker:

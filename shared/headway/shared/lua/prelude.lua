@@ -17,6 +17,15 @@ local function ended(status)
   return status ~= 'queued' and status ~= 'in_progress'
 end
 
+-- Puts a job into a lane stream, whose group is made if need be; returns the entry. With ENTRIESREAD the group's lag is
+-- known from the start.
+local function enqueue(stream, group, job, prompt_tokens, reserve_tokens, choices)
+  if redis.call('EXISTS', stream) == 0 then
+    redis.call('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM', 'ENTRIESREAD', 0)
+  end
+  return redis.call('XADD', stream, '*', 'job', job, 'prompt_tokens', prompt_tokens, 'reserve_tokens', reserve_tokens, 'choices', choices)
+end
+
 -- XACK alone would free no memory.
 local function acknowledge(stream, group, entry)
   redis.call('XACK', stream, group, entry)

@@ -16,11 +16,8 @@ if unopened and ended(record[1]) then return drop() end -- fence
 if record[1] ~= (unopened and 'queued' or 'in_progress') then return 'lost' end -- fence
 if not unopened and record[2] ~= ARGV[2] then return 'lost' end -- fence
 if record[5] == '1' then return 'cancelled' end -- fence
-if redis.call('EXISTS', KEYS[3]) == 0 then
-  redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[3], '0', 'MKSTREAM', 'ENTRIESREAD', 0)
-end
 acknowledge(KEYS[2], ARGV[3], ARGV[4])
-local entry = redis.call('XADD', KEYS[3], '*', 'job', ARGV[1], 'prompt_tokens', record[6], 'reserve_tokens', record[7], 'choices', record[8])
+local entry = enqueue(KEYS[3], ARGV[3], ARGV[1], record[6], record[7], record[8])
 redis.call('HINCRBY', KEYS[1], 'failures', ARGV[6])
 redis.call('HSET', KEYS[1], 'status', 'queued', 'stream', KEYS[3], 'entry', entry, 'worker', '', 'returned_for', ARGV[5])
 event(KEYS[4], ARGV[1], 'returned')

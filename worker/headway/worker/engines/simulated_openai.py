@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from headway.shared.tokens import CHAT, COMPLETIONS
 from headway.worker.engines.base import Chunk, Final, Request
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 
 #: In every response, so that nobody takes simulated text for a model's.
 FINGERPRINT = "headway-simulated"
