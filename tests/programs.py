@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any, Literal
 
 import uvicorn
-from fastapi import FastAPI
 
 from helpers import PATIENCE_S, eventually
 
@@ -78,14 +78,15 @@ class Program:
     def stop(self) -> int:
         """Ends it by SIGTERM; its exit status."""
         self._process.terminate()
-        return self._wait()
+        return self.wait()
 
     def kill(self) -> int:
         """Ends it by SIGKILL, as a crash would."""
         self._process.kill()
-        return self._wait()
+        return self.wait()
 
-    def _wait(self) -> int:
+    def wait(self) -> int:
+        """Its exit status, when it ends by itself; killed if it does not."""
         try:
             return self._process.wait(PATIENCE_S)
         finally:
@@ -126,9 +127,13 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
-    """The app behind a real server in this loop; gives its URL."""
-    server = _Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1))
+async def serving(app: Any, *, lifespan: Literal["on", "off"] = "on") -> AsyncIterator[str]:
+    """The ASGI app behind a real server in this loop; gives its URL.
+
+    Args:
+        lifespan: off for an app whose owner has started it.
+    """
+    server = _Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1, lifespan=lifespan))
     task = asyncio.create_task(server.serve())
     await eventually(lambda: server.started or task.done())
     try:

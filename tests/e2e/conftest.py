@@ -1,4 +1,4 @@
-"""Two API processes and one worker with the simulated engine, shared by a session."""
+"""Two API processes and one worker with the simulated engine, shared by a session; an API for each test."""
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
+from api_bench import Bench, working
 from helpers import PATIENCE_S
 from programs import MAX_MODEL_LEN, MODEL, ApiProgram, Program, Stack
 from valkey_server import Valkey
@@ -47,3 +48,17 @@ async def other(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     """The same through the other API process."""
     async with httpx.AsyncClient(base_url=stack.other, timeout=PATIENCE_S) as client:
         yield client
+
+
+@pytest.fixture
+async def bench(redis_url: str, prefix: str) -> AsyncIterator[Bench]:
+    """An API whose heartbeats come too late for any test; the test is its worker."""
+    async with working(redis_url=redis_url, prefix=prefix, heartbeat_s=1000) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def beating(redis_url: str, prefix: str) -> AsyncIterator[Bench]:
+    """The same, whose heart beats quickly."""
+    async with working(redis_url=redis_url, prefix=prefix, heartbeat_s=0.02) as bench:
+        yield bench

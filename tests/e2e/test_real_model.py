@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest_asyncio
 from headway.producer.embedded import MODEL_NAME
 from headway.producer.stack import Stack
 from headway.shared.settings import Settings
+from monitoring import Page, complaints, expressions, prometheus
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -144,3 +147,40 @@ async def test_sixteen_at_once_are_one_crowd(client: openai.AsyncOpenAI) -> None
         )
     )
     assert sum(str(n) in answer.choices[0].text for n, answer in zip(numbers, answers, strict=True)) >= 12
+
+
+async def _chat_in_each_lane(client: openai.AsyncOpenAI) -> None:
+    prompts: list[Any] = [[{"role": "user", "content": "naïve " * words}] for words in (3, 300, 1500)]
+    await asyncio.gather(
+        *(client.chat.completions.create(model=MODEL_NAME, messages=prompt, max_tokens=3) for prompt in prompts)
+    )
+
+
+async def test_the_workers_page_has_vllms_metrics_and_ours(client: openai.AsyncOpenAI, stack: Stack) -> None:
+    # Given a worker that has answered
+    await _chat_in_each_lane(client)
+    async with httpx.AsyncClient(timeout=ANSWER_S) as http:
+        page = Page((await http.get(stack.health_url.replace("/health", "/metrics"))).text)
+
+    # I expect its own counts, and beside them all of vLLM's that the dashboard shows
+    assert page.sums("headway_attempts_total", "outcome")["completed"] >= 3
+    assert complaints(page.text) == []
+    shown = set(re.findall(r"\bvllm:\w+", " ".join(expressions())))
+    assert shown
+    assert {name.removesuffix("_total") for name in shown} < set(page.families)
+    assert page.families["vllm:time_to_first_token_seconds"] == "histogram"
+
+
+async def test_every_series_of_the_dashboard_has_data(client: openai.AsyncOpenAI, stack: Stack, tmp_path: Path) -> None:
+    # Given a Prometheus that scrapes the API and the worker
+    urls = {"headway-api": stack.api_url, "headway-worker": stack.health_url.removesuffix("/health")}
+    with prometheus(tmp_path, {job: url.removeprefix("http://") for job, url in urls.items()}) as server:
+        # If jobs of all lanes go through, and a request is refused, I expect an answer to all that the dashboard asks
+        lacking = expressions()
+        for _ in range(60):
+            await _chat_in_each_lane(client)
+            with pytest.raises(openai.NotFoundError):
+                await client.models.retrieve("gpt-9")
+            if not (lacking := await asyncio.to_thread(server.lacking, expressions())):
+                break
+        assert not lacking

@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +11,19 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from api_bench import Bench, working
 from headway.api import following
-from headway.api.app import create_app
 from headway.shared import following as outages
 from headway.shared.job import Delivery, Outcome, Reply, Status
 from headway.shared.keys import Keys
-from headway.shared.lane_reader import LaneReader
 from headway.shared.queue import Queue
-from headway.shared.settings import Settings
-from headway.shared.tokens import COMPLETIONS, estimate
-from helpers import ALONE, DONE, PATIENCE_S, chunks, eventually
-from programs import MODEL, serving
+from headway.shared.tokens import COMPLETIONS
+from helpers import DONE, PATIENCE_S, chunks, eventually
 from valkey_server import Valkey
 
 REFUSED = Outcome(Status.FAILED, 422, b'{"error": {"message": "no", "type": "t", "param": null, "code": 422}}')
 HEARTBEAT = b": waiting\n\n"
 TEXT = b'{"choices":[{"text":"a"}]}'
-
-
-@dataclass(frozen=True)
-class Bench:
-    """An API, and the worker's side of its queue."""
-
-    http: httpx.AsyncClient
-    queue: Queue
-    reader: LaneReader
-
-    def ask(self, **fields: Any) -> "asyncio.Task[httpx.Response]":
-        """Sends a completion request; its answer comes when the test has played the worker."""
-        return asyncio.create_task(self.http.post(COMPLETIONS, json={"prompt": "Once", **fields}))
-
-    async def take(self) -> Delivery:
-        """Opens the next job, as a worker would."""
-        tickets = []
-        async with asyncio.timeout(PATIENCE_S):
-            while not tickets:
-                tickets = await self.reader.wait(["short"], 1)
-        delivery = await self.queue.open(tickets[0], "w1", ALONE)
-        assert delivery is not None
-        return delivery
-
-
-@asynccontextmanager
-async def working(**fields: Any) -> AsyncIterator[Bench]:
-    """A bench with these settings."""
-    settings = Settings(engine="simulated", served_model=MODEL, **fields)
-    async with AsyncExitStack() as stack:
-        queue = await stack.enter_async_context(Queue.connect(settings.redis_url, prefix=settings.prefix))
-        reader = await stack.enter_async_context(queue.lane_reader("w1", MODEL))
-        await reader.lanes(["short"])
-        url = await stack.enter_async_context(serving(create_app(settings, counter=estimate)))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))
-        yield Bench(http, queue, reader)
-
-
-@pytest.fixture
-async def bench(redis_url: str, prefix: str) -> AsyncIterator[Bench]:
-    """One whose heartbeats come too late for any test."""
-    async with working(redis_url=redis_url, prefix=prefix, heartbeat_s=1000) as bench:
-        yield bench
-
-
-@pytest.fixture
-async def beating(redis_url: str, prefix: str) -> AsyncIterator[Bench]:
-    """One whose heart beats quickly."""
-    async with working(redis_url=redis_url, prefix=prefix, heartbeat_s=0.02) as bench:
-        yield bench
 
 
 def assert_not_to_be_asked_again(answer: httpx.Response, delivery: Delivery) -> None:

@@ -167,7 +167,10 @@ async def test_a_fault_of_ours_shows_and_logs_no_prompt(
 async def test_the_documentation_names_every_route_and_request(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
     assert set(document["paths"]) == {
+        "/generate",
         "/health",
+        "/infer",
+        "/metrics",
         "/ready",
         "/v1/chat/completions",
         "/v1/completions",
@@ -180,5 +183,8 @@ async def test_the_documentation_names_every_route_and_request(client: httpx.Asy
     }
     chat = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert chat["required"] == ["messages"]
+    generate = document["paths"]["/generate"]["post"]
+    assert generate["requestBody"]["content"]["application/json"]["schema"]["required"] == ["prompt"]
+    assert generate["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/GenerateAnswer")
     assert "$defs" not in str(document)
     assert (await client.get("/docs")).status_code == 200

@@ -55,6 +55,12 @@ def test_the_simulated_engine_needs_no_model() -> None:
     }
 
 
+def test_an_upstream_needs_no_model_either() -> None:
+    # If the engine runs elsewhere, I expect neither the small model nor flags of a vLLM
+    given = {"engine": "upstream", "upstream_url": "http://host", "upstream_model": "m"}
+    assert profile(**given) == given | {"short_below": 256, "mid_to": 1024, "api_grace_s": 1}
+
+
 @pytest.mark.parametrize(("flags", "float32"), [("fma avx2", True), ("avx2 avx512_bf16 fma", False), (None, True)])
 def test_a_processor_without_bfloat16_computes_in_float32(
     flags: str | None, float32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

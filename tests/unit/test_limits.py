@@ -27,6 +27,12 @@ def test_a_folder_without_a_config_leaves_it_to_the_engine(tmp_path: Path) -> No
     assert model_length(Settings(engine="vllm")) is None
 
 
+def test_in_front_of_an_upstream_a_model_is_only_a_name(tmp_path: Path) -> None:
+    model = str(tiny_model.make(tmp_path))
+    assert model_length(Settings(engine="upstream", model=model)) is None
+    assert model_length(Settings(engine="upstream", model=model, max_model_len=5)) == 5
+
+
 @pytest.mark.parametrize(
     ("config", "length"),
     [

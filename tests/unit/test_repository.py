@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+from prometheus_client import CollectorRegistry
 
+from headway.api.metrics import ApiMetrics
 from headway.shared.keys import Keys
 from headway.shared.settings import Settings
+from headway.worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("api", "producer", "shared", "worker")
@@ -43,6 +46,15 @@ def project() -> dict[str, Any]:
 
 def sources(unit: str) -> list[Path]:
     return sorted((ROOT / unit / "headway" / unit).rglob("*.py"))
+
+
+def metrics() -> list[str]:
+    """The names of all our metrics, as Prometheus shows them."""
+    worker = CollectorRegistry()
+    WorkerMetrics(worker)
+    families = [*ApiMetrics().registry.collect(), *worker.collect()]
+    suffix = {"counter": "_total", "info": "_info"}
+    return sorted({f.name + suffix.get(f.type, "") for f in families if f.name.startswith("headway_")})
 
 
 def ruff_on(code: str, path: str) -> str:
@@ -112,6 +124,16 @@ def test_a_key_is_documented(name: str) -> None:
     assert f"`{name}`" in read("docs/design.md")
 
 
+@pytest.mark.parametrize("name", metrics())
+def test_a_metric_is_documented(name: str) -> None:
+    assert f"`{name}`" in read("docs/operations.md")
+
+
+def test_a_documented_metric_exists() -> None:
+    named = set(re.findall(r"`(headway_[a-z_]+)`", read("docs/operations.md")))
+    assert named == set(metrics())
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_says_what_goes_in_and_out(path: Path) -> None:
     header = re.match(r"(--.*\n)+", path.read_text())
@@ -136,14 +158,22 @@ def test_make_help_lists_every_target() -> None:
     assert sorted(listed) == sorted(targets)
 
 
-def test_the_lock_has_every_dependency_and_no_machine() -> None:
+def test_the_lock_has_every_dependency() -> None:
     lock = read("requirements/cpu.lock")
     wanted = [*project()["dependencies"], *project()["optional-dependencies"]["dev"]]
     names = [re.match(r"[\w-]+", requirement) for requirement in wanted]
 
     assert [name[0] for name in names if name and f"\n{name[0]}==" not in lock] == []
     assert re.search(r"\ntorch==[\d.]+\+cpu ", lock), "any other torch is a CUDA build"
-    assert not re.search(r"://|--|/\w+/", lock), "no index, no option, no path"
+
+
+@pytest.mark.parametrize("lock", sorted(path.name for path in (ROOT / "requirements").glob("*.lock")))
+def test_a_lock_names_no_machine(lock: str) -> None:
+    # Beside the file from which an image's lock has its versions.
+    text = read(f"requirements/{lock}").replace("-c requirements/cpu.lock", "")
+
+    assert not re.search(r"://|--|/\w+/", text), "no index, no option, no path"
+    assert all(re.match(r"#|[\w.-]+==[\w.+]+ +# via ", line) for line in text.splitlines())
 
 
 def test_the_wheel_carries_all_four_units(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from headway.producer.local import environment
 from headway.shared.errors import ConfigurationError
 from headway.shared.settings import Settings, explain
 
@@ -40,6 +41,8 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         ("HEADWAY_LANE_SHARES", "1,2"),
         ("HEADWAY_LANE_SHARES", "nan,nan,nan"),
         ("HEADWAY_PREFIX", "white space"),
+        ("HEADWAY_UPSTREAM_KV_TOKENS", "0"),
+        ("HEADWAY_UPSTREAM_SLOTS", "0"),
     ],
 )
 def test_wrong_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -69,3 +72,19 @@ def test_contradictions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("served", "model", "name"), [("s", "m", "s"), ("", "org/m", "org/m"), ("", "", "simulated")])
 def test_the_name_that_callers_use(served: str, model: str, name: str) -> None:
     assert Settings(served_model=served, model=model, engine="simulated").model_name == name
+
+
+def test_an_upstreams_name_of_the_model_is_the_callers_unless_they_have_their_own() -> None:
+    assert Settings(engine="upstream", upstream_model="org/m").model_name == "org/m"
+    assert Settings(engine="upstream", upstream_model="org/m", served_model="s").model_name == "s"
+
+
+def test_children_get_the_key_and_nobody_else_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a key in the environment
+    monkeypatch.setenv("HEADWAY_UPSTREAM_API_KEY", "sk-secret")
+    settings = Settings()
+
+    # If the settings are handed to a child process, I expect it to have the key
+    assert environment(settings) == {"HEADWAY_UPSTREAM_API_KEY": "sk-secret"}
+    # and if they are shown, I expect no key
+    assert "sk-secret" not in f"{settings!r} {settings} {settings.model_dump_json()}"

@@ -41,6 +41,8 @@ def main(host: str | None, port: int | None) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        # A longer WebSocket message closes its connection (1009) before it fills the memory.
+        ws_max_size=settings.max_body_bytes,
         # What still streams then is cut; its job runs on, and a reader of events resumes at another process.
         timeout_graceful_shutdown=max(1, round(settings.api_grace_s)),
     )

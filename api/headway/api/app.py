@@ -1,20 +1,28 @@
 """The app: one process's queue and intake, and the routes on top of them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
 
-from headway.api import errors, job_routes, openai_routes
+from headway.api import errors, job_routes, openai_routes, simple_routes, websocket_routes
+from headway.api.metrics import ApiMetrics, CountRequests
 from headway.api.schemas import ErrorAnswer, Health
 from headway.api.service import Service, Serving
+from headway.shared.errors import QueueUnavailable
 from headway.shared.intake import Intake
 from headway.shared.lanes import check_bounds
 from headway.shared.limits import model_length
+from headway.shared.metrics import exposition
 from headway.shared.queue import Queue
 from headway.shared.settings import Settings
 from headway.shared.tokens import Counter, load_counter
+
+#: Seconds between two tries to reach Redis at the start.
+_RETRY_S = 1.0
 
 _health = APIRouter(tags=["Health"])
 
@@ -32,17 +40,22 @@ def create_app(settings: Settings, *, counter: Counter | None = None) -> FastAPI
     if max_model_len is not None:
         check_bounds(settings.lanes, max_model_len)
     intake = Intake(settings, counter or load_counter(settings), max_model_len)
+    metrics = ApiMetrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Queue.of(settings) as queue:
-            app.state.service = Service(settings, intake, queue, max_model_len, started_at=int(time.time()))
+            app.state.service = Service(settings, intake, queue, metrics, max_model_len, started_at=int(time.time()))
+            making = asyncio.create_task(_make_lanes(queue, settings))
             yield
+            making.cancel()
 
     app = FastAPI(title="Headway", summary="A durable, length-aware inference queue for vLLM", lifespan=lifespan)
     errors.install(app)
-    for router in (openai_routes.router, job_routes.router, _health):
-        app.include_router(router)
+    app.add_middleware(CountRequests, metrics=metrics)
+    for routes in (openai_routes, job_routes, simple_routes, websocket_routes):
+        app.include_router(routes.router)
+    app.include_router(_health)
     return app
 
 
@@ -57,3 +70,22 @@ async def ready(service: Serving) -> Health:
     """Redis answers, so that jobs can be accepted."""
     await service.queue.ping()
     return Health()
+
+
+@_health.get("/metrics", response_class=Response)
+async def metrics(service: Serving) -> Response:
+    """The metrics of this process and of all lanes, for Prometheus."""
+    of, settings = service.metrics, service.settings
+    await of.lanes.refresh(service.queue, settings.model_name, settings.lanes)
+    text, media_type = exposition(of.registry)
+    return Response(text, media_type=media_type)
+
+
+async def _make_lanes(queue: Queue, settings: Settings) -> None:
+    """Makes the lanes before their first job: an autoscaler that looks into one that is missing sees an error."""
+    while True:
+        try:
+            await queue.survey(settings.model_name, [lane.name for lane in settings.lanes])
+            return
+        except QueueUnavailable:
+            await asyncio.sleep(_RETRY_S)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.shared.errors import HeadwayError, InvalidRequest, JobCancelled, QueueUnavailable, error_body, frames
+from headway.shared.job import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +23,23 @@ _log = logging.getLogger(__name__)
 RETRY_AFTER_S = 2
 
 
+#: How a WebSocket is closed by a fault of ours.
+_INTERNAL_ERROR = 1011
+
+
 class BodyTooLarge(InvalidRequest):
     """The body is longer than HEADWAY_MAX_BODY_BYTES."""
 
     status_code = 413
     code = "body_too_large"
+
+
+class NotCompleted(HeadwayError):
+    """A job has ended, but not as completed: its caller gets the status and the body of the outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(f"The job has ended as {outcome.status}.")
+        self.outcome = outcome
 
 
 def install(app: FastAPI) -> None:
@@ -57,7 +71,7 @@ async def _answer(request: Request, error: Exception) -> Response:
             headers = error_headers(request) or {"Retry-After": str(RETRY_AFTER_S)}
             return json_response(shown(error), error.status_code, headers)
         case HeadwayError():
-            return json_response(shown(error), error.status_code, error_headers(request))
+            return json_response(shown(error), status_of(error), error_headers(request))
         case RequestValidationError():
             return json_response(error_body(_invalid(error)), InvalidRequest.status_code)
         case HTTPException():
@@ -67,8 +81,15 @@ async def _answer(request: Request, error: Exception) -> Response:
             return Response(status_code=JobCancelled.status_code)
 
 
+def status_of(error: HeadwayError) -> int:
+    """The HTTP status of an error."""
+    return error.outcome.status_code if isinstance(error, NotCompleted) else error.status_code
+
+
 def shown(error: HeadwayError) -> bytes:
     """The error's JSON for a caller. What Redis says is the operator's business, for it names hosts."""
+    if isinstance(error, NotCompleted):
+        return error.outcome.body
     if isinstance(error, QueueUnavailable):
         return error_body(QueueUnavailable("The queue cannot be reached at the moment. Please try again."))
     return error_body(error)
@@ -104,9 +125,10 @@ class _Unexpected:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        method = scope.get("method", "WebSocket")
         started = False
 
         async def watch(message: Message) -> None:
@@ -118,10 +140,14 @@ class _Unexpected:
             await self._app(scope, receive, watch)
         except asyncio.CancelledError:
             # The process stops and cuts what still streams. That is no fault, which a traceback would make of it.
-            _log.info("cut %s %s", scope["method"], scope["path"])
+            _log.info("cut %s %s", method, scope["path"])
         except Exception as error:
-            _log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], frames(error))
+            _log.error("%s in %s %s\n%s", type(error).__name__, method, scope["path"], frames(error))
             # A response that has begun cannot change its status: the server closes the connection.
-            if not started:
+            if scope["type"] == "websocket":
+                # The server refuses a close where there is nothing left to close.
+                with suppress(OSError, RuntimeError):
+                    await send({"type": "websocket.close", "code": _INTERNAL_ERROR})
+            elif not started:
                 message = "The server had an error while it processed your request."
                 await _plain(500, message, error_headers(Request(scope)))(scope, receive, send)

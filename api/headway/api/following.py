@@ -1,9 +1,9 @@
-"""Waiting for replies on behalf of an HTTP client."""
+"""Waiting for replies on behalf of a client."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -67,20 +67,26 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     Raises:
         ClientDisconnect: the client has hung up.
     """
-    working, gone = asyncio.create_task(work), asyncio.create_task(_hang_up(request))
+    return await unless(_hang_up(request), work)
+
+
+async def unless(interruption: Coroutine[Any, Any, NoReturn], work: Coroutine[Any, Any, _T]) -> _T:
+    """What `work` returns; it is cancelled, and the error raised, when `interruption` raises one first."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(interruption)
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientDisconnect
+            watching.result()
         return working.result()
     finally:
         await _end(working)
-        await _end(gone)
+        await _end(watching)
 
 
-async def _hang_up(request: Request) -> None:
+async def _hang_up(request: Request) -> NoReturn:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    raise ClientDisconnect
 
 
 async def _end(task: "asyncio.Task[Any]") -> None:

@@ -41,6 +41,31 @@ class JobRequest(BaseModel):
     tier: Literal["priority", "default", "flex"] = "default"
 
 
+class SimpleRequest(BaseModel):
+    """POST /infer and POST /generate. Other fields of /v1/completions are passed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt: str = Field(examples=["Once upon a time"])
+    max_tokens: int | None = None
+    temperature: float | None = None
+    id: str | None = Field(
+        default=None, min_length=1, max_length=256, description="your own label, which the answer repeats; no key"
+    )
+
+
+class GenerateRequest(SimpleRequest):
+    """POST /generate"""
+
+    n: int = Field(default=1, ge=1, le=128)
+    stream: bool = False
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The request of a route that reads its body itself, for the OpenAPI document."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
+
+
 class _Response(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -58,6 +83,20 @@ class ErrorAnswer(_Response):
     """The body of every answer that is an error."""
 
     error: Error
+
+
+class InferAnswer(_Response):
+    """What the model says, without the prompt."""
+
+    id: str = Field(description="the label of the request, or the job's id")
+    result: str
+
+
+class GenerateAnswer(_Response):
+    """The prompt with what the model says behind it, once for each choice."""
+
+    id: str = Field(description="the label of the request, or the job's id")
+    text: list[str]
 
 
 class Timeline(_Response):

@@ -43,7 +43,7 @@ def embedded_settings(settings: Settings) -> Settings:
     profile: dict[str, Any] = _BOUNDS | _API_GRACE
     if settings.engine == "simulated":
         profile |= {"served_model": "simulated"}
-    elif "model" not in settings.model_fields_set:
+    elif settings.engine == "vllm" and "model" not in settings.model_fields_set:
         profile |= {"model": str(MODEL_FOLDER.absolute()), "served_model": MODEL_NAME, "engine_args": engine_args()}
     return changed(settings, **{**profile, **given(settings)})
 

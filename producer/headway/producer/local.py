@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from headway.shared.errors import ConfigurationError
 from headway.shared.settings import Settings
 
@@ -30,8 +32,10 @@ def local_settings() -> Settings:
 
 
 def given(settings: Settings) -> dict[str, Any]:
-    """The settings that somebody has set, as JSON has them."""
-    return settings.model_dump(mode="json", include=settings.model_fields_set)
+    """The settings that somebody has set, as JSON has them, with the secrets in plain text."""
+    values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    secrets = {name: value.get_secret_value() for name, value in values.items() if isinstance(value, SecretStr)}
+    return settings.model_dump(mode="json", include=settings.model_fields_set) | secrets
 
 
 def environment(settings: Settings) -> dict[str, str]:

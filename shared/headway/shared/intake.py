@@ -64,7 +64,7 @@ class Intake:
         """
         if tier not in TIERS:
             raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}.", param="tier")
-        body = _parse(raw)
+        body = parse_object(raw)
         _check_shape(endpoint, body)
         self._check_model(body)
         n, stream = _integer(body, "n", 1, _MAX_N) or 1, _flag(body, "stream")
@@ -111,7 +111,8 @@ class Intake:
         return wanted if self._max_model_len is None else min(wanted, self._max_model_len)
 
 
-def _parse(raw: bytes) -> Mapping[str, Any]:
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request. Raises InvalidRequest when it is none."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -96,6 +96,8 @@ class Delivery:
         failures: how often the engine has failed under the job before.
         offset: how many replies the log held at the open; more than 0 means that an earlier attempt has published.
         cancel_requested: somebody wants the job cancelled.
+        lane_wait_s: seconds from when it came into its lane, or came back there, to the open.
+        age_s: seconds from when it was accepted to the open.
     """
 
     job: Job
@@ -104,6 +106,8 @@ class Delivery:
     failures: int
     offset: int
     cancel_requested: bool
+    lane_wait_s: float
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,27 @@ class Record:
     started_at_ms: int | None
     first_token_at_ms: int | None
     finished_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """How full one stream of a lane is.
+
+    Attributes:
+        tier: a service tier, or `returned`.
+        waiting: entries that no worker has read; those of cancelled jobs count until one does.
+        running: entries that a worker holds.
+        waiting_tokens: prompt tokens of the queued jobs.
+        oldest_wait_s: how long the next entry has waited, in seconds; 0 when none waits.
+    """
+
+    model: str
+    lane: str
+    tier: str
+    waiting: int
+    running: int
+    waiting_tokens: int
+    oldest_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,18 @@ class Keys:
         """The streams of a lane in the order in which they are read."""
         return tuple(self.lane(shard, model, lane, tier) for tier in (RETURNED, *TIERS))
 
+    def parse_lane(self, stream: str) -> tuple[str, str, str]:
+        """Model, lane and tier of a lane stream."""
+        named, lane, tier = stream.rsplit(":", 2)
+        return named.split(":lane:", 1)[1], lane, tier
+
     def returned(self, stream: str) -> str:
         """Stream: where the jobs of a lane stream come back to, the lane's own `returned`."""
         return stream.rsplit(":", 1)[0] + ":" + RETURNED
+
+    def backlog(self, shard: str) -> str:
+        """Hash: the prompt tokens that are queued in each lane stream."""
+        return self._of(shard, "backlog")
 
     def events(self, shard: str) -> str:
         """Stream, capped: lifecycle events; written only while somebody has created it."""

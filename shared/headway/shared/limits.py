@@ -17,7 +17,9 @@ def model_length(settings: Settings) -> int | None:
         return settings.max_model_len
     if settings.engine == "simulated":
         return settings.simulated_kv_tokens
-    return config_length(_load_config(settings.model)) if settings.model else None
+    # In front of an upstream a model's name is only a name: there need not be a config here, nor anywhere.
+    named = settings.model if settings.engine == "vllm" else ""
+    return config_length(_load_config(named)) if named else None
 
 
 def config_length(config: Mapping[str, Any]) -> int | None:

@@ -1,7 +1,7 @@
 """Queue: the one door to Redis. Each verb is one script or one command, and each is safe to repeat."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from headway.shared.autopipeline import AutoPipeline
 from headway.shared.connect import SOCKET_TIMEOUT_S, connect
 from headway.shared.errors import JobCancelled, JobNotFound, LogExpired, error_body
-from headway.shared.job import Delivery, Job, Outcome, Record, Reply, Status, Ticket
+from headway.shared.job import Delivery, Job, LaneState, Outcome, Record, Reply, Status, Ticket
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import MAX_BLOCK_S, LaneReader
 from headway.shared.notices import Notices
@@ -102,6 +102,24 @@ class Queue:
         """Raises QueueUnavailable unless the server answers."""
         await self._pipeline.command("PING")
 
+    async def survey(self, model: str, lanes: Iterable[str]) -> list[LaneState]:
+        """How full the lanes of all models are; of this model also those that never had a job.
+
+        Raises:
+            QueueUnavailable: the server could not be reached.
+        """
+        members = await self._pipeline.command("SMEMBERS", self._keys.lanes(self._shard))
+        named = {f"{model}:{lane}" for lane in lanes} | {member.decode() for member in members}
+        pairs = [name.rpartition(":") for name in sorted(named)]
+        streams = [s for m, _, lane in pairs for s in self._keys.lane_streams(self._shard, m, lane)]
+        counts = await self._pipeline.script("survey", [self._keys.backlog(self._shard), *streams], [GROUP])
+        return [
+            LaneState(*self._keys.parse_lane(stream), waiting, running, max(0, tokens), oldest_ms / 1000)
+            for stream, waiting, running, oldest_ms, tokens in zip(
+                streams, counts[::4], counts[1::4], counts[2::4], counts[3::4], strict=True
+            )
+        ]
+
     # The submitter's verbs.
 
     async def submit(self, job: Job) -> Literal["queued", "already"]:
@@ -115,7 +133,7 @@ class Queue:
             self._keys.body(job.id),
             self._keys.lane(self._shard, job.model, job.lane, job.tier),
             self._keys.lanes(self._shard),
-            self._keys.events(self._shard),
+            *self._accounts,
         ]
         fields = {
             "model": job.model,
@@ -139,7 +157,7 @@ class Queue:
         end = JobCancelled("The job was cancelled before it started.")
         channels = [self._keys.notice(job_id), self._keys.cancels(self._shard)]
         args = [job_id, error_body(end), end.status_code, *channels, *self._retention.args]
-        answer = await self._pipeline.script("cancel", [*self._job_keys(job_id), self._keys.events(self._shard)], args)
+        answer = await self._pipeline.script("cancel", [*self._job_keys(job_id), *self._accounts], args)
         return Status(answer.decode()) if answer else None
 
     async def record(self, job_id: str) -> Record | None:
@@ -203,7 +221,7 @@ class Queue:
             self._keys.job(ticket.job_id),
             self._keys.body(ticket.job_id),
             ticket.stream,
-            self._keys.events(self._shard),
+            *self._accounts,
         ]
         args = [ticket.job_id, ticket.entry, GROUP, worker, *batch.args]
         answer = await self._pipeline.script("open", keys, args)
@@ -282,11 +300,15 @@ class Queue:
             self._keys.job(ticket.job_id),
             ticket.stream,
             self._keys.returned(ticket.stream),
-            self._keys.events(self._shard),
+            *self._accounts,
         ]
         args = [ticket.job_id, attempt, GROUP, ticket.entry, reason, int(failed)]
         answer: bytes = await self._pipeline.script("requeue", keys, args)
         return _word(answer, "ok", "lost", "cancelled")
+
+    @property
+    def _accounts(self) -> tuple[str, str]:
+        return self._keys.events(self._shard), self._keys.backlog(self._shard)
 
     def _job_keys(self, job_id: str) -> list[str]:
         return [

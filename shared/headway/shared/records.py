@@ -45,7 +45,18 @@ def decode_delivery(ticket: Ticket, fields: Mapping[bytes, bytes], body: bytes) 
     """The delivery that `open` answers with."""
     record = decode_record(ticket.job_id, fields)
     job = _decode_job(ticket, record, body)
-    return Delivery(job, ticket, record.attempt, record.failures, record.offset, record.cancel_requested)
+    opened_ms = record.started_at_ms or 0
+    return Delivery(
+        job,
+        ticket,
+        record.attempt,
+        record.failures,
+        record.offset,
+        record.cancel_requested,
+        # An entry's id begins with the instant at which it was added.
+        lane_wait_s=(opened_ms - int(ticket.entry.partition("-")[0])) / 1000,
+        age_s=(opened_ms - record.queued_at_ms) / 1000,
+    )
 
 
 def _decode_job(ticket: Ticket, record: Record, body: bytes) -> Job:

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from headway.shared.errors import ConfigurationError
@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=32 * 2**20, gt=0, description="longest request body")
 
-    engine: Literal["vllm", "simulated"] = Field(default="vllm", description="what generates the tokens")
+    engine: Literal["vllm", "upstream", "simulated"] = Field(default="vllm", description="what generates the tokens")
     engine_args: str = Field(default="", description="further flags of `vllm serve`, as on a command line")
     tensor_parallel_size: int = Field(default=1, gt=0, description="GPUs, or CPU sockets, that share the model")
     batch_max_wait_ms: float = Field(
@@ -70,6 +70,18 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=25, ge=0, description="seconds that a stopping worker gives to running jobs")
     health_host: str = Field(default="127.0.0.1", description="address of the worker's health endpoint")
     health_port: int = Field(default=8001, ge=0, le=65535, description="port of the worker's health endpoint")
+
+    upstream_url: str = Field(
+        default="", description="the OpenAI-compatible server of the engine `upstream`, with or without /v1"
+    )
+    upstream_api_key: SecretStr | None = Field(default=None, description="bearer token for that server")
+    upstream_model: str = Field(
+        default="", description="the name by which that server knows the model; the callers' name when empty"
+    )
+    upstream_slots: int = Field(default=32, gt=0, description="sequences that this worker may run there at once")
+    upstream_kv_tokens: int = Field(
+        default=131072, gt=0, description="tokens of that server's KV cache that this worker may fill"
+    )
 
     simulated_slots: int = Field(default=32, gt=0, description="sequences that the simulated engine runs at once")
     simulated_kv_tokens: int = Field(default=131072, gt=0, description="KV cache of the simulated engine, in tokens")
@@ -106,7 +118,7 @@ class Settings(BaseSettings):
     @property
     def model_name(self) -> str:
         """The name that callers use: the served name, else the model's, else what the engine is."""
-        return self.served_model or self.model or self.engine
+        return self.served_model or self.model or self.upstream_model or self.engine
 
 
 def explain(error: ValidationError | ConfigurationError) -> str:

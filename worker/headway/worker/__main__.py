@@ -8,10 +8,13 @@ import shlex
 import signal
 import socket
 import sys
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 import click
 import uvloop
+from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from headway.shared.errors import ConfigurationError
@@ -21,6 +24,7 @@ from headway.shared.settings import Settings, explain
 from headway.worker.batch import Window
 from headway.worker.engines.base import Engine
 from headway.worker.health import listen, serving_health
+from headway.worker.metrics import WorkerMetrics
 from headway.worker.worker import Worker
 
 #: The exit status after an engine's death: the supervisor shall start the worker again.
@@ -38,6 +42,8 @@ def main(engine_args: tuple[str, ...]) -> None:
     Every flag of `vllm serve` can follow: headway worker -- --max-num-seqs 64
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # It has a line for each request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         settings = Settings()
         status = uvloop.run(serve(settings, engine_args))
@@ -59,12 +65,27 @@ async def serve(settings: Settings, engine_args: tuple[str, ...] = ()) -> int:
     stop = _stop_signal()
     # A port that is taken is found before the engine is loaded.
     with listen(settings.health_host, settings.health_port) as listener:
-        async with _engine(settings, engine_args) as engine, Queue.of(settings) as queue:
+        async with AsyncExitStack() as exits:
+            engine = await _unless(stop, exits.enter_async_context(_engine(settings, engine_args)))
+            if engine is None:
+                return 0
             check_bounds(settings.lanes, engine.capacity().max_model_len)
-            worker = _worker(settings, queue, engine)
-            async with serving_health(worker, listener):
-                await _work(stop, worker, settings.drain_s)
+            async with Queue.of(settings) as queue:
+                worker = _worker(settings, queue, engine)
+                async with serving_health(worker, listener):
+                    await _work(stop, worker, settings.drain_s)
             return 0 if engine.alive else ENGINE_DIED
+
+
+async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, Engine]) -> Engine | None:
+    """The engine, once it has started; None when a signal came first, since a start may have hours to wait."""
+    starting, stopping = asyncio.create_task(start), asyncio.create_task(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+    return None if starting.cancelled() else starting.result()
 
 
 async def _work(stop: asyncio.Event, worker: Worker, drain_s: float) -> None:
@@ -78,6 +99,8 @@ async def _work(stop: asyncio.Event, worker: Worker, drain_s: float) -> None:
 def _engine(settings: Settings, engine_args: tuple[str, ...]) -> AbstractAsyncContextManager[Engine]:
     if settings.engine == "simulated":
         return _simulated(settings)
+    if settings.engine == "upstream":
+        return _upstream(settings, engine_args)
     from headway.worker.engines.vllm import VllmEngine
 
     if not settings.model:
@@ -87,6 +110,26 @@ def _engine(settings: Settings, engine_args: tuple[str, ...]) -> AbstractAsyncCo
     if settings.max_model_len:
         argv += ["--max-model-len", str(settings.max_model_len)]
     return VllmEngine.start([*argv, *shlex.split(settings.engine_args), *engine_args])
+
+
+def _upstream(settings: Settings, engine_args: tuple[str, ...]) -> AbstractAsyncContextManager[Engine]:
+    from headway.worker.engines.upstream import Upstream, UpstreamEngine
+
+    if engine_args or settings.engine_args:
+        raise ConfigurationError(
+            "HEADWAY_ENGINE_ARGS and flags behind the command are for vLLM in this process;"
+            " with HEADWAY_ENGINE=upstream they belong to the server that runs elsewhere"
+        )
+    upstream = Upstream(
+        url=settings.upstream_url,
+        api_key=settings.upstream_api_key,
+        model=settings.upstream_model or settings.model_name,
+        served_model=settings.model_name,
+        slots=settings.upstream_slots,
+        kv_tokens=settings.upstream_kv_tokens,
+        max_model_len=settings.max_model_len,
+    )
+    return UpstreamEngine.start(upstream)
 
 
 def _simulated(settings: Settings) -> AbstractAsyncContextManager[Engine]:
@@ -122,6 +165,8 @@ def _worker(settings: Settings, queue: Queue, engine: Engine) -> Worker:
         lanes=settings.lanes,
         window=Window(settings.batch_max_wait_ms / 1000, settings.batch_max_jobs, settings.batch_max_tokens),
         max_attempts=settings.max_attempts,
+        # The registry in which vLLM's own metrics are, too.
+        metrics=WorkerMetrics(REGISTRY, [lane.name for lane in settings.lanes]),
     )
 
 

@@ -16,10 +16,20 @@ KV_HEADROOM = 0.1
 RESERVED_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the jobs of a lane hold."""
+
+    jobs: int
+    slots: int
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Account:
     slots: int
     tokens: int
+    held_jobs: int = 0
     held_slots: int = 0
     held_tokens: int = 0
     #: The job that did not fit, for which the lane is kept, and until when.
@@ -65,6 +75,7 @@ class Budget:
             account.waiting, account.waiting_until = ticket, self._clock() + RESERVED_S
             return False
         account.waiting = None
+        account.held_jobs += 1
         account.held_slots += ticket.choices
         account.held_tokens += ticket.reserve_tokens
         return True
@@ -72,8 +83,13 @@ class Budget:
     def release(self, ticket: Ticket) -> None:
         """Frees what `take` has reserved."""
         account, ticket = self._accounts[ticket.lane], self._capped(ticket)
+        account.held_jobs -= 1
         account.held_slots -= ticket.choices
         account.held_tokens -= ticket.reserve_tokens
+
+    def held(self) -> dict[str, Held]:
+        """What is reserved now, by lane."""
+        return {lane: Held(each.held_jobs, each.held_slots, each.held_tokens) for lane, each in self._accounts.items()}
 
     def _capped(self, ticket: Ticket) -> Ticket:
         # Who did not know the model's length may have reserved more than the engine will ever grant.

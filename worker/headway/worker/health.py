@@ -1,4 +1,4 @@
-"""The worker's health endpoint: 200 means that it pulls work, anything else is 503."""
+"""The worker's three endpoints: `/health` (does it pull work?), `/live` (does its engine live?) and `/metrics`."""
 
 import asyncio
 import json
@@ -16,18 +16,28 @@ _Message = MutableMapping[str, Any]
 
 
 def health_app(worker: Worker) -> Callable[..., Awaitable[None]]:
-    """An ASGI application that answers every path with the worker's state, as JSON."""
+    """An ASGI application: `/metrics` is for Prometheus, every other path answers with the worker's state, as JSON.
+
+    200 means on `/live` that the engine lives, and elsewhere that the worker pulls work; anything else is 503.
+    """
 
     async def app(scope: _Message, _: object, send: Callable[[_Message], Awaitable[None]]) -> None:
         if scope["type"] != "http":
             return
-        body = {"status": worker.state, "pulling": worker.pulling, "running": worker.running, "worker": worker.name}
-        headers = [(b"content-type", b"application/json")]
-        status = 200 if worker.pulling else 503
+        status, body, media_type = await _answer(worker, scope)
+        headers = [(b"content-type", media_type.encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+        await send({"type": "http.response.body", "body": body})
 
     return app
+
+
+async def _answer(worker: Worker, scope: _Message) -> tuple[int, bytes, str]:
+    if scope["path"] == "/metrics":
+        return 200, *await worker.metrics()
+    good = worker.alive if scope["path"] == "/live" else worker.pulling
+    state = {"status": worker.state, "pulling": worker.pulling, "running": worker.running, "worker": worker.name}
+    return 200 if good else 503, json.dumps(state).encode(), "application/json"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -23,7 +23,9 @@ class Output:
         self._job = job
         self._assembler = Assembler(job.endpoint)
         self._aborted = False
+        self._began_at = time.monotonic()
         self._first_token_at: float | None = None
+        self._last_token_at = 0.0
         self.tokens = 0
 
     def request(self) -> Request:
@@ -41,12 +43,26 @@ class Output:
         endpoint = self._job.endpoint
         return Request(self._job.id, endpoint, as_stream(endpoint, body) or body)
 
-    def add(self, chunk: Chunk) -> None:
-        """Takes the next chunk of a stream."""
+    def add(self, chunk: Chunk) -> bool:
+        """Takes the next chunk of a stream; whether it is the first that has a token."""
         self._assembler.add(chunk.data)
-        if self._first_token_at is None and chunk.data.get("choices"):
-            self._first_token_at = time.monotonic()
+        first = self._first_token_at is None
+        if has_token := bool(chunk.data.get("choices")):
+            self._last_token_at = time.monotonic()
+            self._first_token_at = self._first_token_at or self._last_token_at
         self._look(chunk.data)
+        return first and has_token
+
+    def age_s(self) -> float:
+        """Seconds since the attempt began."""
+        return time.monotonic() - self._began_at
+
+    def inter_token_s(self) -> float | None:
+        """Mean seconds between two tokens of one choice; None unless a choice was streamed and has two."""
+        gaps = self.tokens // self._job.choices - 1
+        if self._first_token_at is None or gaps < 1:
+            return None
+        return (self._last_token_at - self._first_token_at) / gaps
 
     def first_token_age_s(self) -> float | None:
         """Seconds since the first token; None for an answer that came whole."""

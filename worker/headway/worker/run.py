@@ -9,6 +9,7 @@ from headway.shared.errors import InvalidRequest, error_body, frames
 from headway.shared.job import Delivery, Outcome, Reply
 from headway.shared.queue import Queue
 from headway.worker.engines.base import Engine, Final
+from headway.worker.metrics import Ending, WorkerMetrics
 from headway.worker.output import Output
 from headway.worker.patience import patiently
 
@@ -21,10 +22,13 @@ Interruption = Literal["cancel", "return", "lost", "broken"]
 class Run:
     """Runs one delivery. Publishing goes on beside generating: what comes during one append travels with the next."""
 
-    def __init__(self, queue: Queue, engine: Engine, delivery: Delivery, *, max_attempts: int) -> None:
+    def __init__(
+        self, queue: Queue, engine: Engine, delivery: Delivery, metrics: WorkerMetrics, *, max_attempts: int
+    ) -> None:
         self._queue = queue
         self._engine = engine
         self._delivery = delivery
+        self._metrics = metrics
         self._given_up = delivery.failures >= max_attempts
         self._output = Output(delivery.job)
         self._offset = delivery.offset
@@ -48,6 +52,7 @@ class Run:
 
     async def __call__(self) -> None:
         """Generates and publishes, and then finishes the job or gives it back."""
+        self._metrics.started(self._delivery)
         try:
             await self._generate_and_publish()
             await self._conclude(self._outcome())
@@ -85,7 +90,8 @@ class Run:
             async for item in items:
                 if isinstance(item, Final):
                     return item
-                self._output.add(item)
+                if self._output.add(item):
+                    self._metrics.first_token(self._delivery, self._output)
                 if self._delivery.job.log:
                     self._outbox.append(Reply(0, "chunk", item.raw))
                     self._news.set()
@@ -127,6 +133,7 @@ class Run:
     async def _conclude(self, outcome: Outcome | None) -> None:
         if self._interruption == "lost":
             _log.warning("%s: no longer this attempt's; nothing more is published", self.job_id)
+            self._ended_as("lost")
         elif outcome is not None:
             await self._finish(outcome)
         elif self._interruption == "return":
@@ -139,10 +146,12 @@ class Run:
         _log.info("%s: attempt %d given back, %s: %s", self.job_id, self._delivery.attempt, reason, word)
         if word == "cancelled":
             await self._finish(self._output.cancelled())
+        else:
+            self._ended_as("lost" if word == "lost" else "retried" if failed else "returned")
 
     async def _finish(self, outcome: Outcome) -> None:
         replies = self._take_outbox()
-        await patiently(
+        word = await patiently(
             lambda: self._queue.finish(
                 self._delivery,
                 self._offset,
@@ -152,3 +161,7 @@ class Run:
                 first_token_age_s=self._output.first_token_age_s(),
             )
         )
+        self._ended_as("lost" if word == "lost" else outcome.status)
+
+    def _ended_as(self, ending: Ending) -> None:
+        self._metrics.ended(self._delivery, self._output, ending)

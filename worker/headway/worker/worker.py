@@ -8,14 +8,18 @@ from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Literal
 
+from prometheus_client import CollectorRegistry
+
 from headway.shared.errors import QueueUnavailable, frames
 from headway.shared.job import Delivery, Ticket
 from headway.shared.lane_reader import LaneReader
 from headway.shared.lanes import Lane
+from headway.shared.metrics import exposition
 from headway.shared.queue import Batch, Queue
 from headway.worker.batch import MicroBatch, Window, collect
 from headway.worker.budget import RESERVED_S, Budget
 from headway.worker.engines.base import Engine
+from headway.worker.metrics import WorkerMetrics
 from headway.worker.patience import RETRY_S, patiently
 from headway.worker.run import Run
 
@@ -45,6 +49,7 @@ class Worker:
         lanes: Iterable[Lane],
         window: Window | None = None,
         max_attempts: int = 3,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self.name = name
         self.state: State = "starting"
@@ -54,6 +59,7 @@ class Worker:
         self._lanes = tuple(lanes)
         self._window = window or Window()
         self._max_attempts = max_attempts
+        self._metrics = metrics or WorkerMetrics(CollectorRegistry())
         self._budget = Budget(engine.capacity(), self._lanes)
         self._runs: dict[str, Run] = {}
         self._opening: set[str] = set()
@@ -82,6 +88,17 @@ class Worker:
     @property
     def _accepting(self) -> bool:
         return self._engine.alive and not self._quiet
+
+    @property
+    def alive(self) -> bool:
+        """Whether its engine lives; without it nothing here can get better."""
+        return self._engine.alive
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """What Prometheus reads, and its media type. vLLM's own metrics are in the process's default registry."""
+        await self._metrics.lanes.refresh(self._queue, self._model, self._lanes)
+        self._metrics.refresh(pulling=self.pulling, capacity=self._engine.capacity(), budget=self._budget)
+        return exposition(self._metrics.registry)
 
     async def run(self) -> None:
         """Pulls work until `quiet`, `stop` or the engine's death; returns when no job is in hand any more.
@@ -228,7 +245,9 @@ class Worker:
             await asyncio.gather(*(self._open(ticket, described) for ticket in batch.tickets))
 
     def _describe(self, batch: MicroBatch) -> Batch:
-        window_ms = round(1000 * (time.monotonic() - batch.opened_at))
+        window_s = time.monotonic() - batch.opened_at
+        window_ms = round(1000 * window_s)
+        self._metrics.batch(batch, window_s)
         name = f"{self.name}/{next(self._numbers)}"
         _log.info(
             "micro-batch %s: %d jobs, %d prompt tokens, %s after %d ms",
@@ -248,7 +267,7 @@ class Worker:
             self._start(delivery, cancelled=cancelled)
 
     def _start(self, delivery: Delivery, *, cancelled: bool) -> None:
-        run = Run(self._queue, self._engine, delivery, max_attempts=self._max_attempts)
+        run = Run(self._queue, self._engine, delivery, self._metrics, max_attempts=self._max_attempts)
         if cancelled:
             run.interrupt("cancel")
         if self._returning:

@@ -26,6 +26,11 @@ local function enqueue(stream, group, job, prompt_tokens, reserve_tokens, choice
   return redis.call('XADD', stream, '*', 'job', job, 'prompt_tokens', prompt_tokens, 'reserve_tokens', reserve_tokens, 'choices', choices)
 end
 
+-- Keeps account of the prompt tokens that are queued in a lane stream.
+local function owe(backlog, stream, tokens)
+  redis.call('HINCRBY', backlog, stream, tokens)
+end
+
 -- XACK alone would free no memory.
 local function acknowledge(stream, group, entry)
   redis.call('XACK', stream, group, entry)

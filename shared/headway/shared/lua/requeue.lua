@@ -1,5 +1,5 @@
 -- The one way back: the job goes to the stream of its lane that is read first.
--- KEYS: 1 job  2 the stream that holds its entry  3 the lane's returned stream  4 events
+-- KEYS: 1 job  2 the stream that holds its entry  3 the lane's returned stream  4 events  5 backlog
 -- ARGV: 1 job id  2 attempt, or "" for an entry that was read but not opened  3 group  4 entry  5 reason
 --       6 1 when the engine has failed under the job, else 0
 -- Returns: "ok"; "lost" when the entry or the job is no longer the caller's, or was given back before: of an entry that
@@ -17,6 +17,8 @@ if record[1] ~= (unopened and 'queued' or 'in_progress') then return 'lost' end 
 if not unopened and record[2] ~= ARGV[2] then return 'lost' end -- fence
 if record[5] == '1' then return 'cancelled' end -- fence
 acknowledge(KEYS[2], ARGV[3], ARGV[4])
+if unopened then owe(KEYS[5], KEYS[2], -record[6]) end
+owe(KEYS[5], KEYS[3], record[6])
 local entry = enqueue(KEYS[3], ARGV[3], ARGV[1], record[6], record[7], record[8])
 redis.call('HINCRBY', KEYS[1], 'failures', ARGV[6])
 redis.call('HSET', KEYS[1], 'status', 'queued', 'stream', KEYS[3], 'entry', entry, 'worker', '', 'returned_for', ARGV[5])

@@ -11,8 +11,11 @@ class EventReader:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The payloads that this piece completes; events without data (comments, heartbeats) have none."""
-        *events, self._rest = (self._rest + piece).split(b"\n\n")
+        """The payloads that this piece completes; events without data (comments, heartbeats) have none.
+
+        Some servers end their lines in CR LF. Neither stands inside a payload: JSON escapes both.
+        """
+        *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         return [payload for event in events if (payload := _data(event))]
 
 

@@ -24,8 +24,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from headway.shared.errors import ConfigurationError, frames
+from headway.worker.engines.answer import CUT_SHORT, Answer
 from headway.worker.engines.base import Capacity, Chunk, Final, Request
-from headway.worker.engines.sse import DONE, EventReader
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,6 @@ QUEUE_SIZE = 4
 
 #: Seconds that vLLM gets to notice that its caller has left; it takes milliseconds.
 DISCONNECT_TIMEOUT_S = 5.0
-
-
-#: The answer to a request whose answer stopped in the middle.
-CUT_SHORT = json.dumps(
-    {"error": {"message": "the engine's answer was cut short", "type": "InternalServerError", "code": 500}}
-).encode()
 
 
 class EngineArgumentsError(ConfigurationError):
@@ -109,12 +103,15 @@ class VllmEngine:
 
     async def run(self, request: Request) -> AsyncGenerator[Chunk | Final, None]:
         call = _Call(self._app, request)
-        answer = _Answer()
+        answer: Answer | None = None
         try:
             while (message := await call.next_message()) is not None:
-                for chunk in answer.chunks(message):
-                    yield chunk
-            yield answer.final()
+                if answer is None:
+                    answer = _begun(message)
+                else:
+                    for chunk in _take(answer, message):
+                        yield chunk
+            yield answer.final() if answer else Final(500, CUT_SHORT)
         finally:
             if call.running:
                 await call.disconnect()
@@ -262,48 +259,17 @@ def _scope(request: Request) -> dict[str, Any]:
     }
 
 
-class _Answer:
-    """What of an HTTP response has arrived."""
+def _begun(message: Message) -> Answer:
+    """The answer that begins with an application's first ASGI message."""
+    return Answer(message["status"], dict(message["headers"]).get(b"content-type", b"").decode("latin-1"))
 
-    def __init__(self) -> None:
-        self._status = 0
-        self._streams = False
-        self._complete = False
-        self._events = EventReader()
-        self._body = b""
 
-    def chunks(self, message: Message) -> list[Chunk]:
-        """Takes an ASGI message; gives the chunks in it."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            self._streams = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
-            return []
-        piece = message.get("body", b"")
-        if self._streams:
-            return [chunk for raw in self._events.feed(piece) if (chunk := self._event(raw))]
-        self._body += piece
-        self._complete = not message.get("more_body", False)
-        return []
-
-    def _event(self, raw: bytes) -> Chunk | None:
-        if raw == DONE:
-            self._complete = True
-            return None
-        data = json.loads(raw)
-        if error := data.get("error"):
-            # The stream began with status 200; what went wrong since has its own code.
-            code = error.get("code")
-            self._status = code if isinstance(code, int) else 500
-            self._body = raw
-            self._complete = True
-            return None
-        return Chunk(raw, data)
-
-    def final(self) -> Final:
-        """The end of the run; an answer that stopped in the middle is a server error, whatever its status."""
-        if not self._complete:
-            return Final(500, CUT_SHORT)
-        return Final(self._status, self._body or None)
+def _take(answer: Answer, message: Message) -> list[Chunk]:
+    """Gives the answer an ASGI message of its body; the chunks in it."""
+    chunks = answer.feed(message.get("body", b""))
+    if not message.get("more_body", False):
+        answer.end()
+    return chunks
 
 
 def _engine_ids(request: Request) -> list[str]:

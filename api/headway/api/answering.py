@@ -1,0 +1,105 @@
+"""What the caller of a job gets, in every dialect: its answer, or its replies as they come, or the error of either."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from headway.api import sse
+from headway.api.errors import NotCompleted, accepted_as, shown
+from headway.api.following import follow, next_of, rejoin, unless_gone, until_end, with_heartbeats
+from headway.api.service import Service, job_headers
+from headway.shared.errors import HeadwayError, StreamRestarted
+from headway.shared.intake import Accepted
+from headway.shared.job import Job, Outcome, Reply, Status
+
+#: Replies of a job that runs, and None where a heartbeat is due.
+Replies = AsyncGenerator[Reply | None, None]
+
+#: The data of events, and None where a heartbeat is due.
+Events = AsyncGenerator[bytes | None, None]
+
+
+async def accept(
+    request: Request, service: Service, endpoint: str, body: bytes, *, log: bool | None = None
+) -> Accepted:
+    """Puts a request into the queue, and from now on its errors name the job; same errors as `Service.submit`."""
+    accepted = await service.submit(endpoint, body, log=log)
+    accepted_as(request, job_headers(accepted.job.id, accepted.job.lane))
+    return accepted
+
+
+async def answer(request: Request, service: Service, job: Job) -> Outcome:
+    """The outcome of a job that will have completed.
+
+    Raises:
+        NotCompleted: it has ended otherwise.
+        JobNotFound: its result has expired.
+        ClientDisconnect: the client has hung up.
+    """
+    await unless_gone(request, until_end(service.queue, job.id))
+    return await _completed(service, job)
+
+
+async def stream(request: Request, service: Service, job: Job, dialect: Callable[[Replies], Events]) -> Response:
+    """The job's replies as server-sent events, which a dialect makes of them; same errors as `answer`.
+
+    The headers are held back until something is known: an error before the first token then has its own status.
+    """
+    replies = with_heartbeats(follow(service.queue, job.id), service.settings.heartbeat_s)
+    first = await unless_gone(request, next_of(replies))
+    if first is not None and first.final:
+        await replies.aclose()
+        await _completed(service, job)
+    frames = _frames(dialect(until_completed(service, job, rejoin(first, replies))))
+    return StreamingResponse(frames, headers=sse.HEADERS | job_headers(job.id, job.lane), media_type=sse.MEDIA_TYPE)
+
+
+async def until_completed(service: Service, job: Job, replies: Replies) -> Replies:
+    """All but the last of a job's replies.
+
+    Raises:
+        NotCompleted: the last one says that the job has ended otherwise; further errors as `follow`.
+    """
+    async with aclosing(replies):
+        async for reply in replies:
+            if reply is None or not reply.final:
+                yield reply
+            elif reply.data != Status.COMPLETED.encode():
+                await _completed(service, job)
+
+
+async def openai_chunks(accepted: Accepted, replies: Replies) -> Events:
+    """The chunks that OpenAI's clients expect.
+
+    Raises:
+        StreamRestarted: the job has begun again, for which OpenAI's dialect has no word; further errors as `replies`.
+    """
+    begun = False
+    async with aclosing(replies):
+        async for reply in replies:
+            if reply is None:
+                yield None
+            elif reply.kind == "restarted" and begun:
+                raise StreamRestarted(f"Text sent so far is void: the job began again. Read {accepted.job.id} anew.")
+            elif reply.kind == "chunk" and (accepted.include_usage or not sse.is_usage_only(reply.data)):
+                begun = True
+                yield reply.data
+
+
+async def _completed(service: Service, job: Job) -> Outcome:
+    outcome = await service.outcome(job.id)
+    if outcome.status is not Status.COMPLETED:
+        raise NotCompleted(outcome)
+    return outcome
+
+
+async def _frames(events: Events) -> AsyncGenerator[bytes, None]:
+    try:
+        async with aclosing(events):
+            async for data in events:
+                yield sse.HEARTBEAT if data is None else sse.data_frame(data)
+        yield sse.DONE
+    except HeadwayError as error:
+        yield sse.data_frame(shown(error))
