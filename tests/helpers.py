@@ -34,7 +34,7 @@ def chunks(*texts: str) -> list[Reply]:
 
 
 async def read_one(reader: LaneReader, lane: str = "short") -> Ticket:
-    (ticket,) = await reader.read(lane, 1)
+    (ticket,) = await reader.read({lane: 1})
     return ticket
 
 

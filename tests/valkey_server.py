@@ -1,7 +1,10 @@
 """A real Valkey server in a process of its own, for tests."""
 
+import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -75,6 +78,16 @@ class Valkey:
             self._process.kill()
             self._process.wait(STOP_S)
             self._process = None
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """For the length of the block it takes connections and says nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         deadline = monotonic() + START_S

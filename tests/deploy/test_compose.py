@@ -76,6 +76,17 @@ def test_images_are_built_from_what_is_here(env: str) -> None:
             assert service["build"].get("target", "") in {stage.name for stage in found}
 
 
+def test_no_two_services_build_one_tag(env: str) -> None:
+    # Or their exports would race.
+    services = compose(env).values()
+    built = [service["image"] for service in services if "build" in service]
+
+    assert len(built) == len(set(built)) == 2
+    # What another service builds must not be asked of a registry, which may have something else under the name.
+    names = {service["image"] for service in services if service.get("pull_policy") == "never"}
+    assert names == {service["image"] for service in services if "build" not in service} & set(built)
+
+
 def test_images_have_the_names_that_kubernetes_uses() -> None:
     built = {service["image"] for env in ENV_FILES for service in compose(env).values() if "build" in service}
     for name in ("cpu-demo", "gpu"):

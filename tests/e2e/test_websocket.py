@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from api_bench import Bench, working
 from headway.api import following, websocket_routes
@@ -309,6 +309,41 @@ async def test_a_message_over_the_limit_is_read_no_further(stack: Stack, fragmen
     finally:
         api.stop()
     assert "Traceback" not in "".join(api.log)
+
+
+@pytest.mark.parametrize("origin", ["http://elsewhere.example", "null", "http://127.0.0.1:1"])
+async def test_a_page_of_another_host_is_refused(bench: Bench, origin: str) -> None:
+    with pytest.raises(InvalidStatus) as refusal:
+        await connect(bench.url.replace("http", "ws", 1) + COMPLETIONS, origin=origin)
+    assert refusal.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_page_of_the_same_host_is_served(bench: Bench, scheme: str) -> None:
+    # Given a page of the API's own host, or of the proxy in front of it that speaks TLS
+    origin = bench.url.replace("http", scheme, 1)
+    async with connect(bench.url.replace("http", "ws", 1) + COMPLETIONS, origin=origin) as websocket:
+        await websocket.send('{"prompt": "x"}')
+        delivery = await bench.take()
+        await bench.queue.finish(delivery, 0, DONE)
+        assert (await listen(websocket)).code == 1000
+
+
+async def test_no_log_has_the_query(stack: Stack) -> None:
+    # Given callers who put a key into the address, of whom one is refused and one errs in the path
+    api = ApiProgram(stack.settings)
+    try:
+        assert (await ask(api.url, {"prompt": "x", "max_tokens": 1}, f"{COMPLETIONS}?key=secret")).code == 1000
+        for endpoint, origin in ((COMPLETIONS, "http://elsewhere.example"), ("/nowhere", None)):
+            with pytest.raises(InvalidStatus):
+                await connect(api.url.replace("http", "ws", 1) + f"{endpoint}?key=secret", origin=origin)
+    finally:
+        api.stop()
+    # I expect the log of the process from start to end, without the key
+    log = "".join(api.log)
+    assert "Uvicorn running on" in log
+    assert "Finished server process" in log
+    assert "secret" not in log
 
 
 async def test_an_api_that_stops_closes_sockets_and_ends_within_its_grace(stack: Stack) -> None:

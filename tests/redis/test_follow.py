@@ -212,5 +212,29 @@ async def test_jobs_and_logs_outlive_the_server(tmp_path: Path, end: str) -> Non
         await asyncio.wait_for(following, PATIENCE_S)
         assert [reply.data for reply in seen] == [b"a", b"b", b"completed"]
     async with Queue.connect(valkey.url) as queue, queue.lane_reader("w1", "m") as reader:
-        assert [ticket.job_id for ticket in await reader.read("short", 5)] == [waiting.id]
+        assert [ticket.job_id for ticket in await reader.read({"short": 5})] == [waiting.id]
     valkey.stop()
+
+
+async def test_who_keeps_up_is_told_and_need_not_read(queue: Queue, reader: LaneReader, redis: Redis) -> None:
+    # Given a reader that has read all that there is of a running job
+    delivery = await deliver(queue, reader, make_job())
+    await queue.append(delivery, 0, chunks("a"))
+    follower = queue.follow(delivery.job.id)
+    assert (await anext(follower)).data == b"a"
+
+    async def reads() -> int:
+        return int((await redis.info("commandstats"))["cmdstat_xrange"]["calls"])
+
+    # If short replies come, two at once, I expect each without another look into the log
+    before = await reads()
+    await queue.append(delivery, 1, chunks("b", "naïve 🚂\n"))
+    async with asyncio.timeout(PATIENCE_S):
+        assert [(await anext(follower)).data.decode() for _ in "bc"] == ["b", "naïve 🚂\n"]
+        assert await reads() == before
+
+        # If a long one comes, I expect it from the log
+        await queue.append(delivery, 3, chunks("x" * 10_000))
+        assert await anext(follower) == Reply(4, "chunk", b"x" * 10_000)
+        assert await reads() == before + 1
+    await follower.aclose()

@@ -29,7 +29,7 @@ async def test_returned_first_then_by_tier(queue: Queue, reader: LaneReader) -> 
 
     # If I read with room for three, I expect the first three in order, and no more than three
     expected = [returned.job.id, jobs["priority"].id, jobs["default"].id]
-    assert [ticket.job_id for ticket in await reader.read("short", 3)] == expected
+    assert [ticket.job_id for ticket in await reader.read({"short": 3})] == expected
 
 
 async def test_lanes_are_apart(queue: Queue, reader: LaneReader) -> None:
@@ -38,7 +38,7 @@ async def test_lanes_are_apart(queue: Queue, reader: LaneReader) -> None:
     await queue.submit(job)
 
     # If I read lane short, I expect nothing; if I wait for both, the job
-    assert await reader.read("short", 1) == []
+    assert await reader.read({"short": 1}) == []
     (ticket,) = await reader.wait(["short", "mid"], PATIENCE_S)
     assert (ticket.job_id, ticket.lane) == (job.id, "mid")
 
@@ -50,7 +50,7 @@ async def test_lanes_of_earlier_bounds_are_found(queue: Queue, reader: LaneReade
 
     # If I ask for the lanes, I expect the first one too
     assert await reader.lanes(["short"]) == ["short", "huge"]
-    assert len(await reader.read("huge", 1)) == 1
+    assert len(await reader.read({"huge": 1})) == 1
 
 
 async def test_a_job_wakes_a_wait(queue: Queue, reader: LaneReader, redis: Redis) -> None:
@@ -99,12 +99,12 @@ async def test_groups_come_back(queue: Queue, reader: LaneReader, redis: Redis, 
     # Given a server that lost a lane's group, as after a failover
     await redis.xgroup_destroy(keys.lane("0", "m", "short", "default"), GROUP)
     with pytest.raises(Exception, match="NOGROUP"):
-        await reader.read("short", 1)
+        await reader.read({"short": 1})
 
     # If the worker looks at its lanes again, I expect them to work
     await reader.lanes(["short"])
     await queue.submit(make_job())
-    assert len(await reader.read("short", 1)) == 1
+    assert len(await reader.read({"short": 1})) == 1
 
 
 async def test_the_lag_of_a_lane_is_what_waits(queue: Queue, reader: LaneReader, redis: Redis, keys: Keys) -> None:
@@ -113,7 +113,7 @@ async def test_the_lag_of_a_lane_is_what_waits(queue: Queue, reader: LaneReader,
     for _ in range(2):
         await queue.submit(make_job())
     await queue.requeue(first, "test")
-    (ticket,) = await reader.read("short", 1)
+    (ticket,) = await reader.read({"short": 1})
     heir = await queue.open(ticket, "w1", ALONE)
     assert heir is not None
     await queue.finish(heir, 0, DONE)

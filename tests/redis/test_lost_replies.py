@@ -83,8 +83,8 @@ async def test_a_lost_read_loses_no_job(proxied: tuple[Proxy, Queue], blocking: 
         await reader.lanes(["short"])
         proxy.swallow(b"short:default")
         with pytest.raises(QueueUnavailable):
-            await (reader.wait(["short"], 1) if blocking else reader.read("short", 1))
+            await (reader.wait(["short"], 1) if blocking else reader.read({"short": 1}))
 
         # If it reads again, I expect nothing; if it recovers, the entry
-        assert await reader.read("short", 1) == []
+        assert await reader.read({"short": 1}) == []
         assert [ticket.job_id for ticket in await reader.recover(["short"])] == [job.id]

@@ -263,7 +263,7 @@ async def test_requeue_moves_an_open_job_to_the_returned_stream(
     # I expect one entry, which is read before all others
     assert await _entries(redis, keys.lane("0", "m", "short", "returned")) == 1
     assert await _entries(redis, delivery.ticket.stream) == 0
-    assert [ticket.job_id for ticket in await reader.read("short", 5)] == [delivery.job.id, waiting.id]
+    assert [ticket.job_id for ticket in await reader.read({"short": 5})] == [delivery.job.id, waiting.id]
 
 
 async def test_requeue_of_an_entry_that_was_not_opened(queue: Queue, reader: LaneReader) -> None:

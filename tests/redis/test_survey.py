@@ -1,17 +1,30 @@
 """How full the lanes are: what scaling, dashboards and, later, waits are computed from."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
+from headway.shared.errors import QueueUnavailable
 from headway.shared.job import LaneState
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import LaneReader
 from headway.shared.queue import Queue
 from helpers import ALONE, DONE, deliver, make_job, read_one
+from valkey_server import Valkey
 
 LANES = ("short", "mid", "long")
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Valkey]:
+    """One whose configuration the test may change."""
+    valkey = Valkey(tmp_path)
+    valkey.start()
+    yield valkey
+    valkey.stop()
 
 
 async def _lane(queue: Queue, lane: str = "short", tier: str = "default") -> LaneState:
@@ -34,7 +47,9 @@ async def test_the_lanes_of_a_new_system_are_empty_and_exist(queue: Queue, redis
     assert len(states) == 12
     assert {(*_counts(s), s.oldest_wait_s) for s in states} == {(0, 0, 0, 0.0)}
     for stream in keys.lane_streams("0", "m", "long"):
-        assert [group["name"].decode() for group in await redis.xinfo_groups(stream)] == [GROUP]
+        (group,) = await redis.xinfo_groups(stream)
+        # and that it counts from its first entry on, so that what waits is a number at all times
+        assert (group["name"].decode(), group["entries-read"], group["lag"]) == (GROUP, 0, 0)
 
 
 async def test_the_count_of_waiting_jobs_is_what_an_autoscaler_sees(
@@ -116,3 +131,61 @@ async def test_a_group_that_was_lost_is_made_again(queue: Queue, redis: Redis, k
 
     # If I look, I expect the job as one that waits
     assert (await _lane(queue)).waiting == 1
+
+
+async def test_an_account_that_went_wrong_is_shown_as_nothing_and_mended(
+    queue: Queue, reader: LaneReader, redis: Redis, keys: Keys
+) -> None:
+    # Given a lane with a job, of whose tokens the account says less than none
+    stream = keys.lane("0", "m", "short", "default")
+    delivery = await deliver(queue, reader, make_job())
+    await queue.submit(make_job())
+    await redis.hset(keys.backlog("0"), stream, -50)
+
+    # I expect no tokens, and the account left alone, since it is not known what is right
+    assert _counts(await _lane(queue)) == (1, 1, 0)
+    assert await redis.hget(keys.backlog("0"), stream) == b"-50"
+
+    # If the lane is empty once, I expect a new account, which is right from the next job on
+    await queue.finish(delivery, 0, DONE)
+    last = await queue.open(await read_one(reader), "w1", ALONE)
+    assert last is not None
+    await queue.finish(last, 0, DONE)
+    assert _counts(await _lane(queue)) == (0, 0, 0)
+    assert await redis.hget(keys.backlog("0"), stream) is None
+    await queue.submit(make_job(prompt_tokens=30))
+    assert _counts(await _lane(queue)) == (1, 0, 30)
+
+
+async def test_a_model_may_be_named_as_keys_are(queue: Queue, keys: Keys) -> None:
+    # Given a job of a model whose name looks like the end of a lane's key
+    await queue.submit(make_job("a:lane:b", lane="mid"))
+
+    # I expect its lane under its whole name
+    waiting = [(s.model, s.lane, s.tier) for s in await queue.survey("m", LANES) if s.waiting]
+    assert waiting == [("a:lane:b", "mid", "default")]
+    assert keys.parse_lane(keys.lane("0", "a:lane:b", "mid", "flex")) == ("a:lane:b", "mid", "flex")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "admit"),
+    [
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    ],
+)
+async def test_a_server_that_takes_no_writes(own_server: Valkey, refuse: str, admit: str) -> None:
+    # Given a replica, or a server that is full
+    async with Queue.connect(own_server.url) as queue, Redis.from_url(own_server.url) as redis:
+        await redis.execute_command(refuse)
+
+        # If lanes are missing that it does not let me make, I expect the same as from a server that is away
+        with pytest.raises(QueueUnavailable):
+            await queue.survey("m", LANES)
+
+        # If they have been made in a better moment, I expect their figures
+        await redis.execute_command(admit)
+        await queue.survey("m", LANES)
+        await queue.submit(make_job())
+        await redis.execute_command(refuse)
+        assert _counts(await _lane(queue)) == (1, 0, 10)

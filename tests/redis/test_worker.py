@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 
@@ -19,6 +20,7 @@ from headway.shared.queue import Queue
 from headway.worker import worker as worker_module
 from headway.worker.batch import Window
 from headway.worker.engines.base import Chunk, Final, Request
+from headway.worker.health import health_app
 from headway.worker.worker import Worker
 from helpers import PATIENCE_S, eventually, make_job, transcript
 from valkey_server import Valkey
@@ -528,6 +530,33 @@ async def test_a_fault_while_publishing_gives_the_job_back(
         assert [reply.offset for reply in await transcript(queue, job.id)] == [1, 2, 3]
 
 
+async def test_a_job_that_the_engine_never_began_has_no_failure(
+    queue: Queue, working: Working, engine: ScriptedEngine
+) -> None:
+    # Given an engine that is too full to begin a job, twice, and a worker that would take one failure for the last
+    engine.answers.extend([[Final(503, None, begun=False)], [Final(503, None, begun=False)]])
+    async with working(max_attempts=1):
+        # If a job runs, I expect its answer, and no failure
+        job = make_job()
+        await queue.submit(job)
+        (record,) = await _ends(queue, job)
+        assert (record.status, record.attempt, record.failures) == (Status.COMPLETED, 3, 0)
+
+
+async def test_half_of_a_surrogate_pair_is_passed_on(queue: Queue, working: Working, engine: ScriptedEngine) -> None:
+    # Given a stream whose text UTF-8 cannot carry, although JSON can
+    engine.answers.append([chunk("列\ud800"), chunk("", "stop"), Final(200, None)])
+    async with working():
+        # If a job runs, I expect that very text in the answer
+        job = make_job()
+        await queue.submit(job)
+        (record,) = await _ends(queue, job)
+        assert (record.status, record.failures) == (Status.COMPLETED, 0)
+        result = await queue.result(job.id)
+        assert result is not None
+        assert json.loads(result.body)["choices"][0]["message"]["content"] == "列\ud800"
+
+
 async def test_an_answer_that_is_no_json_is_the_engines_failure(
     queue: Queue, working: Working, engine: ScriptedEngine
 ) -> None:
@@ -684,6 +713,44 @@ async def test_health_means_pulling(queue: Queue, working: Working, engine: Scri
         # If it goes quiet, I expect it not to be
         await worker.quiet()
         assert not worker.pulling
+
+
+async def test_liveness_is_not_health(tmp_path: Path, engine: ScriptedEngine) -> None:
+    # Given a worker with a job that runs on, on a server that will go
+    valkey = Valkey(tmp_path)
+    valkey.start()
+    async with Queue.connect(valkey.url) as queue:
+        worker = Worker(queue, engine, name="w1", model="m", lanes=LANES)
+        transport = httpx.ASGITransport(health_app(worker))
+        async with httpx.AsyncClient(transport=transport, base_url="http://w") as http:
+
+            async def statuses() -> tuple[int, int]:
+                return (await http.get("/live")).status_code, (await http.get("/health")).status_code
+
+            job = make_job()
+            go = engine.hold(job.id)
+            await queue.submit(job)
+            running = asyncio.create_task(worker.run())
+            await eventually(lambda: engine.started)
+            assert await statuses() == (200, 200)
+
+            # If Redis goes away, I expect it to be alive, and not to pull
+            valkey.kill()
+            await eventually(lambda: worker.state == "waiting for Redis")
+            assert await statuses() == (200, 503)
+            valkey.start()
+            await eventually(lambda: worker.pulling)
+
+            # If it goes quiet, I expect the same: who kills it then kills its job
+            await worker.quiet()
+            assert await statuses() == (200, 503)
+
+            # If its engine dies, I expect it to be dead
+            engine.alive = False
+            assert await statuses() == (503, 503)
+            go.set()
+            await asyncio.wait_for(running, PATIENCE_S)
+    valkey.stop()
 
 
 async def test_three_workers_share_the_work(queue: Queue, working: Working) -> None:

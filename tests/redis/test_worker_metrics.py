@@ -13,12 +13,14 @@ from redis.asyncio import Redis
 from engine_fakes import ScriptedEngine, chunk
 from headway.shared.job import Job
 from headway.shared.keys import GROUP, Keys
+from headway.shared.lane_reader import LaneReader
 from headway.shared.lanes import make_lanes
 from headway.shared.queue import Queue
+from headway.worker.batch import Window
 from headway.worker.engines.base import Chunk, Final
 from headway.worker.metrics import WorkerMetrics
 from headway.worker.worker import Worker
-from helpers import PATIENCE_S, eventually, make_job, transcript
+from helpers import PATIENCE_S, eventually, make_job, read_one, transcript
 from monitoring import Page
 from valkey_server import Valkey
 
@@ -224,6 +226,88 @@ async def test_every_end_is_there_before_the_first(worker: Worker) -> None:
     for name in NAMES:
         for end in ("completed", "failed", "cancelled", "expired", "returned", "retried", "lost"):
             assert f'headway_attempts_total{{lane="{name}",outcome="{end}"}} 0.0' in text
+
+
+@pytest.mark.parametrize("last", [Final(200, None), Final(500, None)])
+async def test_an_attempt_that_ends_when_it_is_no_longer_the_workers(
+    queue: Queue, worker: Worker, engine: ScriptedEngine, redis: Redis, keys: Keys, last: Final
+) -> None:
+    # Given a running job that has published all its text, and whose record then names another attempt
+    job = make_job()
+    engine.answers.append([chunk("a", "stop"), last])
+    go = engine.hold(job.id)
+    async with running(worker, queue, job):
+        following = queue.follow(job.id)
+        assert (await anext(following)).kind == "chunk"
+        await following.aclose()
+        await redis.hincrby(keys.job(job.id), "attempt", 1)
+
+        # If the engine ends it or fails, I expect the attempt as lost, and as nothing else
+        go.set()
+        await eventually(lambda: not worker.running)
+    done = await page(worker)
+    assert done.sums("headway_attempts_total", "outcome") == {"lost": 1}
+    assert not done.sums("headway_job_seconds_count", "lane")
+
+
+async def test_the_wait_of_a_job_that_came_back(
+    queue: Queue, worker: Worker, reader: LaneReader, redis: Redis, keys: Keys
+) -> None:
+    # Given a job that came ten minutes ago, and that another worker gives back now
+    job = make_job()
+    await queue.submit(job)
+    await redis.hincrby(keys.job(job.id), "queued_at_ms", -600_000)
+    await queue.requeue(await read_one(reader), "test")
+
+    # If it runs to its end
+    async with running(worker, queue):
+        await transcript(queue, job.id)
+    done = await page(worker)
+
+    # I expect its wait to count from its return, and all that its caller feels from its submit
+    assert done["headway_queue_wait_seconds_sum", SHORT] < 300
+    assert 600 <= done["headway_time_to_first_token_seconds_sum", SHORT] < 900
+    assert 600 <= done["headway_job_seconds_sum", SHORT] < 900
+
+
+async def test_the_wait_of_a_job_in_its_lane(queue: Queue, worker: Worker, redis: Redis, keys: Keys) -> None:
+    # Given a job whose entry came into its lane ten minutes ago
+    job = make_job()
+    await queue.submit(job)
+    stream = keys.lane("0", "m", "short", "default")
+    ((entry, fields),) = await redis.xrange(stream)
+    await redis.delete(stream)
+    old = f"{int(entry.partition(b'-')[0]) - 600_000}-0"
+    await redis.xadd(stream, fields, id=old)
+    await redis.hset(keys.job(job.id), "entry", old)
+
+    # If it runs, I expect ten minutes of wait
+    async with running(worker, queue):
+        await transcript(queue, job.id)
+    assert 600 <= (await page(worker))["headway_queue_wait_seconds_sum", SHORT] < 900
+
+
+async def test_the_window_of_a_micro_batch_is_in_seconds(queue: Queue, engine: ScriptedEngine) -> None:
+    # Given a worker that waits a fifth of a second for company
+    metrics, window = WorkerMetrics(CollectorRegistry(), NAMES), Window(max_wait_s=0.2)
+    worker = Worker(queue, engine, name="w1", model="m", lanes=LANES, metrics=metrics, window=window)
+
+    # If one job comes, I expect so long a window
+    job = make_job()
+    async with running(worker, queue, job):
+        await transcript(queue, job.id)
+    assert 0.2 <= (await page(worker))["headway_batch_window_seconds_sum", {"closed_by": "timeout"}] < PATIENCE_S
+
+
+async def test_a_key_that_is_no_lane_breaks_no_page(queue: Queue, worker: Worker, redis: Redis, keys: Keys) -> None:
+    # Given something else under the key of a lane
+    await redis.set(keys.lane("0", "m", "short", "flex"), "something")
+
+    # If the worker is scraped, I expect the lanes to be missing, and everything else to be there
+    found = await page(worker)
+    assert "headway_redis_up 0.0" in found.text
+    assert "headway_lane_waiting_jobs{" not in found.text
+    assert found["headway_engine_slots", {}] == 10
 
 
 async def test_the_lanes_are_as_redis_says(queue: Queue, worker: Worker, redis: Redis, keys: Keys) -> None:

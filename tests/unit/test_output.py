@@ -1,12 +1,14 @@
 """How a job ends, from what its engine said."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from engine_fakes import chunk
 from headway.shared.errors import InvalidRequest
 from headway.shared.job import Outcome, Status
+from headway.worker import output as module
 from headway.worker.engines.base import Chunk, Final
 from headway.worker.output import Output
 from helpers import make_job
@@ -97,3 +99,53 @@ def test_a_job_cancelled_before_its_first_token_has_no_text(output: Output) -> N
 def test_a_body_that_is_no_json_object_is_the_callers_error(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         Output(make_job(body=body)).request()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The monotonic clock of outputs; it says what the test puts into `now`."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_a_chunk_without_choices_is_no_token(clock: SimpleNamespace) -> None:
+    # Given a stream that begins with a chunk without a choice, as some servers' does
+    output = Output(make_job())
+    assert not output.add(Chunk(b"", {"choices": []}))
+    assert output.first_token_age_s() is None
+
+    # If text comes later, I expect the first of it as the first token, and no other
+    clock.now = 103.0
+    assert output.add(chunk("a"))
+    clock.now = 105.0
+    assert not output.add(chunk("b"))
+    assert output.first_token_age_s() == 2.0
+    assert output.age_s() == 5.0
+
+
+@pytest.mark.parametrize(("choices", "mean_s"), [(1, 0.4), (2, 1.0)])
+def test_the_time_between_tokens_is_that_of_one_choice(clock: SimpleNamespace, choices: int, mean_s: float) -> None:
+    # Given six tokens within two seconds, and after them the usage
+    output = Output(make_job(choices=choices))
+    for now in (101.0, 102.0, 103.0):
+        clock.now = now
+        output.add(chunk("ab"))
+    clock.now = 110.0
+    output.add(_usage(6))
+
+    # I expect five gaps of one choice, or two of each of two choices
+    assert output.inter_token_s() == pytest.approx(mean_s)
+
+
+@pytest.mark.parametrize(("pieces", "tokens"), [(0, 5), (1, 5), (2, 1)])
+def test_without_a_gap_there_is_no_time_between_tokens(clock: SimpleNamespace, pieces: int, tokens: int) -> None:
+    # Given an answer that came whole, in one chunk, or with one token
+    output = Output(make_job())
+    for _ in range(pieces):
+        clock.now += 1
+        output.add(chunk("a"))
+    clock.now += 1
+    output.add(_usage(tokens))
+
+    assert output.inter_token_s() is None

@@ -16,16 +16,19 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from headway.shared.errors import ConfigurationError
 from headway.shared.settings import Settings
+from headway.worker.engines import sse, upstream_http
 from headway.worker.engines import upstream as module
 from headway.worker.engines.answer import CUT_SHORT
 from headway.worker.engines.base import Capacity, Chunk, Final, Request
-from headway.worker.engines.upstream import Upstream, UpstreamEngine, base_url, openai_error, pause_s
+from headway.worker.engines.upstream import Upstream, UpstreamEngine, openai_error, pause_s
+from headway.worker.engines.upstream_http import base_url
 from helpers import PATIENCE_S, eventually
 from programs import serving
 from valkey_server import free_port
 
 CHAT = "/v1/chat/completions"
 KEY = "sk-very-secret"
+NOT_BEGUN = Final(503, None, begun=False)
 MODELS = {"data": [{"id": "m", "max_model_len": 1000}, {"id": "other"}]}
 ANSWER = {"id": "chatcmpl-1", "model": "m", "choices": [], "usage": {"completion_tokens": 1}}
 ERROR = {"error": {"message": "no", "type": "BadRequestError", "param": "n", "code": 400}}
@@ -34,7 +37,7 @@ ERROR = {"error": {"message": "no", "type": "BadRequestError", "param": "n", "co
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for seconds here."""
-    for name in ("_POLL_S", "_SETTLE_S", "_NOTICE_S", "_FIRST_PAUSE_S"):
+    for name in ("_POLL_S", "_SETTLE_S", "_FIRST_PAUSE_S"):
         monkeypatch.setattr(module, name, 0.01)
 
 
@@ -44,6 +47,7 @@ class Server:
     def __init__(self) -> None:
         self.models: deque[Response] = deque([JSONResponse(MODELS)])
         self.answers: deque[Response] = deque([JSONResponse(ANSWER)])
+        self.looks = 0
         self.asked: list[HttpRequest] = []
         self.bodies: list[dict[str, Any]] = []
         self.app = FastAPI()
@@ -51,6 +55,7 @@ class Server:
         self.app.add_api_route("/{path:path}", self._answer, methods=["POST"])
 
     async def _models(self) -> Response:
+        self.looks += 1
         return self.models.popleft() if len(self.models) > 1 else self.models[0]
 
     async def _answer(self, request: HttpRequest) -> Response:
@@ -115,14 +120,14 @@ async def test_without_a_key_none_is_sent(server: Server, url: str) -> None:
 
 @pytest.mark.parametrize("served", ["m", "ours"])
 async def test_chunks_are_passed_on(server: Server, url: str, served: str) -> None:
-    # Given a stream with odd spacing, a comment and a chunk without a model
-    first, second = '{"model":  "m", "choices": [{"text": "列车"}]}', '{"choices": []}'
+    # Given a stream with odd spacing, half of a surrogate pair, a comment and a chunk without a model
+    first, second = '{"model":  "m", "choices": [{"text": "\\ud800"}]}', '{"choices": []}'
     server.answers = deque([events(first + "\n\n: waiting", second, "[DONE]")])
     async with starting(url, served_model=served) as engine:
         chunks, final = await run(engine)
 
     # If both names are the same, I expect the server's bytes, and else the callers' name and the rest as it was
-    renamed = json.dumps({**json.loads(first), "model": "ours"}, ensure_ascii=False)
+    renamed = json.dumps({**json.loads(first), "model": "ours"})
     assert [chunk.raw.decode() for chunk in chunks] == [first if served == "m" else renamed, second]
     assert [chunk.data for chunk in chunks] == [json.loads(chunk.raw) for chunk in chunks]
     assert final == Final(200, None)
@@ -179,17 +184,30 @@ async def test_the_capacity_is_set_and_the_context_is_asked(url: str, given: int
         assert engine.alive
 
 
-async def test_the_start_waits_for_a_server_that_loads(
-    server: Server, url: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Response(status_code=429), "429"),
+        (Response(status_code=503), "503"),
+        (Response(status_code=404), "404"),
+        (JSONResponse(MODELS, 404), "404"),
+        (Response(status_code=307, headers={"location": "/"}), "307"),
+        (Response("<html>"), "lists no models"),
+        (JSONResponse({"data": []}), "lists no models"),
+        (JSONResponse({"data": [{"name": "m"}]}), "lists no models"),
+    ],
+)
+async def test_the_start_waits_for_a_server_that_is_not_ready(
+    server: Server, url: str, caplog: pytest.LogCaptureFixture, answer: Response, said: str
 ) -> None:
-    # Given a server that is loading, then throttles, then is there
-    server.models.extendleft([Response(status_code=429), Response(status_code=503), Response(status_code=502)])
+    # Given a server, or a proxy before it, that does not list its models yet
+    server.models.extendleft([answer, answer])
     # If I start, I expect an engine, and one line that said what it waited for
     async with starting(url) as engine:
         assert engine.alive
     (line,) = [record.message for record in caplog.records if record.name == module.__name__]
     assert url in line
-    assert "502" in line
+    assert said in line
 
 
 async def test_the_start_waits_for_a_server_that_is_not_there() -> None:
@@ -211,11 +229,6 @@ async def test_the_start_waits_for_a_server_that_is_not_there() -> None:
     [
         (Response(status_code=401), {}, "HEADWAY_UPSTREAM_API_KEY.*401"),
         (Response(status_code=403), {}, "HEADWAY_UPSTREAM_API_KEY.*403"),
-        (Response(status_code=404), {}, "HEADWAY_UPSTREAM_URL.*404"),
-        (JSONResponse(MODELS, 404), {}, "HEADWAY_UPSTREAM_URL.*404"),
-        (Response(status_code=307, headers={"location": "/"}), {}, "HEADWAY_UPSTREAM_URL.*307"),
-        (Response("<html>"), {}, "HEADWAY_UPSTREAM_URL"),
-        (JSONResponse({"data": [{"name": "m"}]}), {}, "HEADWAY_UPSTREAM_URL"),
         (JSONResponse(MODELS), {"model": "n"}, "HEADWAY_UPSTREAM_MODEL.*'n'.*m, other"),
         (JSONResponse(MODELS), {"model": "other"}, "HEADWAY_MAX_MODEL_LEN"),
     ],
@@ -232,7 +245,11 @@ async def test_a_server_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "host:8000", "ftp://host", "http://", "http://h:x", "http://u:p4ss@h", "http://h?k=p4ss", "http://h#x"]
+    "url",
+    [
+        *("", "host:8000", "ftp://host", "http://", "http://h:x", "http://127.0.0.1:99999", "http://xn--/"),
+        *("http://u:p4ss@h", "http://h?k=p4ss", "http://h#x"),
+    ],
 )
 def test_a_url_that_is_none_of_http_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="HEADWAY_UPSTREAM_URL") as caught:
@@ -240,7 +257,7 @@ def test_a_url_that_is_none_of_http_is_refused(url: str) -> None:
     assert "p4ss" not in caught.value.message
 
 
-@pytest.mark.parametrize("key", ["two\nlines", "schlüssel"])
+@pytest.mark.parametrize("key", ["two\nlines", "schlüssel", " \n"])
 async def test_a_key_that_no_header_can_carry_is_refused(url: str, key: str) -> None:
     with pytest.raises(ConfigurationError, match="HEADWAY_UPSTREAM_API_KEY") as caught:
         async with starting(url, api_key=SecretStr(key)):
@@ -286,8 +303,49 @@ async def test_no_other_4xx_is_the_jobs_fault(server: Server, url: str, status_c
 async def test_a_server_error_stays_one(server: Server, url: str, status_code: int) -> None:
     server.answers = deque([JSONResponse(ERROR, status_code)])
     async with starting(url) as engine:
-        assert (await run(engine))[1].status_code == status_code
-        assert engine.alive
+        _, final = await run(engine)
+        assert (final.status_code, final.begun, engine.alive) == (status_code, True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "begun"),
+    [
+        (Response(status_code=502), False),
+        (Response(status_code=504), False),
+        (Response(status_code=500), True),
+        (events({"choices": []}, {"error": {"code": 502}}), True),
+    ],
+)
+async def test_what_a_proxy_says_of_a_dead_server_is_no_failure(
+    server: Server, url: str, answer: Response, begun: bool
+) -> None:
+    # Given a proxy that answers for a server that is gone
+    async with starting(url) as engine:
+        server.answers, server.models = deque([answer]), deque([Response(status_code=502)])
+        # If a job runs, I expect a dead engine, and a failure only where the server itself has answered
+        _, final = await run(engine)
+        assert (final.begun, engine.alive) == (begun, False)
+
+
+@pytest.mark.parametrize(
+    "nothing", [Response(status_code=204), Response(b""), events(), events("[DONE]"), events(": waiting", "[DONE]")]
+)
+async def test_an_answer_that_says_nothing_is_an_engines_failure(server: Server, url: str, nothing: Response) -> None:
+    server.answers = deque([nothing])
+    async with starting(url) as engine:
+        assert await run(engine) == ([], Final(500, CUT_SHORT))
+
+
+async def test_an_event_without_an_end_is_an_engines_failure(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
+    # Given a stream of one chunk, and then of more than one event may have
+    pieces = iter([f"data: {json.dumps({'choices': []})}\n\n", *("x" * 60 for _ in range(2))])
+    server.answers = deque([StreamingResponse(pieces, media_type="Text/Event-Stream")])
+    async with starting(url) as engine:
+        chunks, final = await run(engine)
+    assert (len(chunks), final) == (1, Final(500, CUT_SHORT))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +366,13 @@ def test_a_refusal_gets_openais_shape(body: bytes, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status_code"),
-    [({"message": "no", "code": 400}, 400), ({"message": "no", "code": "cancelled"}, 500), ("no", 500)],
+    [
+        ({"message": "no", "code": 400}, 400),
+        ({"message": "no", "code": "400"}, 400),
+        ({"message": "no", "code": "cancelled"}, 500),
+        ({"message": "no", "code": 200}, 500),
+        ("no", 500),
+    ],
 )
 async def test_an_error_inside_a_stream_has_its_own_status(
     server: Server, url: str, error: object, status_code: int
@@ -350,15 +414,16 @@ async def test_patience_ends(server: Server, url: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
     server.answers = deque([Response(status_code=429, headers={"retry-after": "1000"})])
     async with starting(url) as engine:
-        # If a job runs, I expect a failure, after a last try at the end of the wait, and an engine that lives
-        assert (await run(engine))[1].status_code == 503
+        # If a job runs, I expect that it never began, after a last try at the end of the wait, and an engine that lives
+        assert (await run(engine))[1] == NOT_BEGUN
         assert (len(server.asked), engine.alive) == (2, True)
 
 
 async def test_who_says_that_asking_again_runs_it_twice_is_not_asked_again(server: Server, url: str) -> None:
     server.answers = deque([JSONResponse(ERROR, 503, headers={"x-should-retry": "false"})])
     async with starting(url) as engine:
-        assert (await run(engine))[1].status_code == 503
+        _, final = await run(engine)
+        assert (final.status_code, final.begun) == (503, True)
     assert len(server.asked) == 1
 
 
@@ -386,6 +451,8 @@ class Wire:
         self._handlers = deque(handlers)
         self._port = port
         self.posts = 0
+        self.looks = 0
+        self.lists_models = True
         self.hung_up = asyncio.Event()
 
     async def __aenter__(self) -> "Wire":
@@ -405,7 +472,11 @@ class Wire:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET"):
-                writer.write(plain(MODELS))
+                self.looks += 1
+                if self.lists_models:
+                    writer.write(plain(MODELS))
+                else:
+                    await reader.read()
             else:
                 length = int(head.lower().split(b"content-length: ")[1].split()[0])
                 await reader.readexactly(length)
@@ -515,25 +586,65 @@ async def test_the_end_of_the_server_is_seen_at_the_cut() -> None:
         assert not engine.alive
 
 
-async def test_a_job_that_a_dead_server_never_saw_is_left_to_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a server that is gone
-    monkeypatch.setattr(module, "_NOTICE_S", 1000)
+async def test_a_job_that_a_dead_server_never_saw_has_not_begun() -> None:
+    # Given a server that is gone, if a job runs, I expect that it never began, and a dead engine
     async with wired() as (wire, engine):
         wire.vanish()
-        # If a job runs, I expect that the engine is dead, and no word about the job that would count as its failure
+        assert (await run(engine))[1] == NOT_BEGUN
+        assert not engine.alive
+
+
+async def test_a_server_that_hangs_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a server that keeps its connections and says nothing any more
+    monkeypatch.setattr(module, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(upstream_http, "_CONNECT_S", 0.1)
+    async with wired(begin_a_stream) as (wire, engine):
+        wire.lists_models = False
+        # If a job runs, I expect the engine's death, so that its owner takes the job back
         running = asyncio.create_task(run(engine))
         await eventually(lambda: not engine.alive)
-        await asyncio.wait([running], timeout=0.1)
         assert not running.done()
         running.cancel()
         await asyncio.wait([running])
 
 
-async def test_a_run_of_a_dead_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a server that is gone, if nobody takes the job back, I expect a failure
-    async with wired() as (wire, engine):
-        wire.vanish()
-        assert (await run(engine))[1].status_code == 503
+async def test_a_long_prompt_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a server that says nothing of a job for long, and lists its models as ever
+    async def think(writer: asyncio.StreamWriter) -> None:
+        await eventually(lambda: wire.looks >= 4)
+        await answer(writer)
+
+    monkeypatch.setattr(module, "_SILENCE_S", 0.01)
+    async with wired(think) as (wire, engine):
+        # If it answers after some looks, I expect the answer
+        assert (await run(engine))[1].status_code == 200
+        assert (wire.posts, engine.alive) == (1, True)
+
+
+async def test_an_idle_server_is_left_alone(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given no job
+    monkeypatch.setattr(module, "_SILENCE_S", 0.01)
+    async with starting(url):
+        # If many silences pass, I expect no look but that of the start
+        await asyncio.sleep(0.1)
+    assert server.looks == 1
+
+
+async def test_a_sign_of_life_that_never_ends_is_none(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a server that fails under a run, and then lists its models a blank at a time
+    async def drip() -> AsyncIterator[str]:
+        while True:
+            yield " "
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(upstream_http, "_CONNECT_S", 0.1)
+    async with starting(url) as engine:
+        server.answers = deque([Response(status_code=500)])
+        server.models = deque(StreamingResponse(drip()) for _ in range(module._PROBES + 1))
+        # I expect it to be dead
+        await run(engine)
         assert not engine.alive
 
 
@@ -543,15 +654,18 @@ async def test_a_server_that_fits_no_more_is_a_dead_one(server: Server, url: str
     async with starting(url) as engine:
         server.answers, server.models = deque([Response(status_code=404)]), deque([answer])
         # If a job runs, I expect a dead engine, so that the other jobs stay in their lanes
-        assert (await run(engine))[1].status_code == 503
+        assert (await run(engine))[1] == NOT_BEGUN
         assert not engine.alive
 
 
-async def test_one_sign_of_life_may_fail(server: Server, url: str) -> None:
+@pytest.mark.parametrize(
+    "useless", [Response(status_code=503), Response(status_code=404), JSONResponse({"data": [{"id": "other"}]})]
+)
+async def test_one_sign_of_life_may_fail(server: Server, url: str, useless: Response) -> None:
     # Given a server that answers a run with an error and then, for a moment, nothing useful
     async with starting(url) as engine:
         server.answers = deque([Response(status_code=500)])
-        server.models.extendleft([Response(status_code=503), Response(status_code=503)])
+        server.models.extendleft([useless, useless])
         # I expect it to live
         await run(engine)
         assert engine.alive

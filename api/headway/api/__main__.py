@@ -20,12 +20,20 @@ KEEP_ALIVE_S = 75
 MISCONFIGURED = 2
 
 
+class _NoQueries(logging.Filter):
+    """Drops uvicorn's lines about WebSockets, which have the query in them, and with it what a caller keeps secret."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return '"WebSocket ' not in str(record.msg)
+
+
 @click.command("api")
 @click.option("--host", help="Address to listen on; HEADWAY_API_HOST when left out.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; HEADWAY_API_PORT when left out.")
 def main(host: str | None, port: int | None) -> None:
     """Run the HTTP API. Ctrl-C or SIGTERM ends it; jobs live on."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").addFilter(_NoQueries())
     try:
         settings = Settings()
         connect(settings.redis_url)

@@ -12,7 +12,6 @@ from headway.api import errors, job_routes, openai_routes, simple_routes, websoc
 from headway.api.metrics import ApiMetrics, CountRequests
 from headway.api.schemas import ErrorAnswer, Health
 from headway.api.service import Service, Serving
-from headway.shared.errors import QueueUnavailable
 from headway.shared.intake import Intake
 from headway.shared.lanes import check_bounds
 from headway.shared.limits import model_length
@@ -46,7 +45,7 @@ def create_app(settings: Settings, *, counter: Counter | None = None) -> FastAPI
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Queue.of(settings) as queue:
             app.state.service = Service(settings, intake, queue, metrics, max_model_len, started_at=int(time.time()))
-            making = asyncio.create_task(_make_lanes(queue, settings))
+            making = asyncio.create_task(_make_lanes(app.state.service))
             yield
             making.cancel()
 
@@ -75,17 +74,12 @@ async def ready(service: Serving) -> Health:
 @_health.get("/metrics", response_class=Response)
 async def metrics(service: Serving) -> Response:
     """The metrics of this process and of all lanes, for Prometheus."""
-    of, settings = service.metrics, service.settings
-    await of.lanes.refresh(service.queue, settings.model_name, settings.lanes)
-    text, media_type = exposition(of.registry)
+    await service.count_lanes()
+    text, media_type = exposition(service.metrics.registry)
     return Response(text, media_type=media_type)
 
 
-async def _make_lanes(queue: Queue, settings: Settings) -> None:
+async def _make_lanes(service: Service) -> None:
     """Makes the lanes before their first job: an autoscaler that looks into one that is missing sees an error."""
-    while True:
-        try:
-            await queue.survey(settings.model_name, [lane.name for lane in settings.lanes])
-            return
-        except QueueUnavailable:
-            await asyncio.sleep(_RETRY_S)
+    while not await service.count_lanes():  # noqa: ASYNC110 - Redis says nothing by itself
+        await asyncio.sleep(_RETRY_S)

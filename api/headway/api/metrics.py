@@ -61,13 +61,18 @@ class CountRequests:
             await self._app(scope, receive, send)
             return
         status = _HUNG_UP
+        opened = False
 
         async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
-            elif message["type"] == "websocket.close":
-                status = str(message.get("code", 1000))
+            nonlocal status, opened
+            match message["type"]:
+                case "http.response.start":
+                    status = str(message["status"])
+                case "websocket.accept":
+                    opened = True
+                case "websocket.close":
+                    # A socket that was never opened is answered by HTTP.
+                    status = str(message.get("code", 1000)) if opened else "403"
             await send(message)
 
         with self._metrics.open.track_inprogress():

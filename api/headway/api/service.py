@@ -17,6 +17,9 @@ from headway.shared.job import JOB_ID, Outcome, Record, Tier
 from headway.shared.queue import Queue
 from headway.shared.settings import Settings
 
+#: Bytes of a body that is counted at once: a chat in a millisecond, the worst list of prompts in some twenty.
+_SHORT_BODY = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -37,11 +40,18 @@ class Service:
     async def submit(self, endpoint: str, raw: bytes, *, tier: Tier = "default", log: bool | None = None) -> Accepted:
         """Puts a request into the queue; same errors as `Intake.accept` and `Queue.submit`."""
         began_at = time.monotonic()
-        # A thread costs a third of a millisecond; a short list of many prompts would hold up everybody for hundreds.
-        accepted = await asyncio.to_thread(self.intake.accept, endpoint, raw, tier=tier, log=log)
+        # To count a short body takes less time than to hand it to a thread; a long one would hold up everybody.
+        if len(raw) < _SHORT_BODY:
+            accepted = self.intake.accept(endpoint, raw, tier=tier, log=log)
+        else:
+            accepted = await asyncio.to_thread(self.intake.accept, endpoint, raw, tier=tier, log=log)
         await self.queue.submit(accepted.job)
         self.metrics.accepted(accepted.job, time.monotonic() - began_at)
         return accepted
+
+    async def count_lanes(self) -> bool:
+        """Brings the metrics of the lanes up to date, and makes lanes that are missing; whether that worked."""
+        return await self.metrics.lanes.refresh(self.queue, self.settings.model_name, self.settings.lanes)
 
     async def record(self, job_id: str) -> Record:
         """Raises JobNotFound when there is no such job, or no longer."""

@@ -97,7 +97,7 @@ def _label(value: object) -> str | None:
 
 
 def _outputs(completion: bytes) -> list[str]:
-    return [choice["text"] for choice in json.loads(completion)["choices"]]
+    return [choice.get("text") or "" for choice in json.loads(completion)["choices"]]
 
 
 def _response(body: bytes, job: Job) -> Response:
@@ -113,7 +113,7 @@ async def _texts_so_far(order: _Order, job: Job, replies: Replies) -> Events:
                 yield None
             elif reply.kind == "restarted":
                 outputs = [""] * job.choices
-            elif choices := json.loads(reply.data)["choices"]:
+            elif choices := json.loads(reply.data).get("choices"):
                 for choice in choices:
-                    outputs[choice["index"]] += choice["text"]
+                    outputs[choice["index"]] += choice.get("text") or ""
                 yield order.reply(job, text=order.texts(outputs))

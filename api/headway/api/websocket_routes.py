@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
-from contextlib import aclosing, suppress
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -51,6 +53,9 @@ async def _serve(websocket: WebSocket, service: Service, endpoint: str) -> None:
     job_id = ""
     # A client that hangs up is no fault; its job runs on.
     with suppress(WebSocketDisconnect):
+        if _foreign(websocket):
+            await websocket.close()
+            return
         await websocket.accept()
         try:
             raw = await _request(websocket)
@@ -61,9 +66,15 @@ async def _serve(websocket: WebSocket, service: Service, endpoint: str) -> None:
             if isinstance(error, QueueUnavailable):
                 _log.warning("WebSocket %s: %s", endpoint, error)
             await _send(websocket, shown(error))
-            await websocket.close(_ERROR_CODES + status_of(error), job_id)
+            await _close(websocket, _ERROR_CODES + status_of(error), job_id)
         else:
-            await websocket.close(reason=job_id)
+            await _close(websocket, 1000, job_id)
+
+
+def _foreign(websocket: WebSocket) -> bool:
+    """Whether a web page of another host asks: browsers let every page open sockets everywhere, and read what comes."""
+    origin = websocket.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != websocket.headers.get("host")
 
 
 async def _request(websocket: WebSocket) -> bytes:
@@ -105,8 +116,19 @@ async def _send_chunks(websocket: WebSocket, service: Service, accepted: Accepte
 
 
 async def _send(websocket: WebSocket, message: bytes) -> None:
-    try:
+    with _closed_by_the_server():
         await websocket.send_text(message.decode())
+
+
+async def _close(websocket: WebSocket, code: int, reason: str) -> None:
+    with _closed_by_the_server():
+        await websocket.close(code, reason)
+
+
+@contextmanager
+def _closed_by_the_server() -> Iterator[None]:
+    try:
+        yield
     except RuntimeError:
-        # The server's answer when it has just closed the connection itself, as after a ping that nobody answered.
+        # Its answer when it has just closed the connection itself, as after a ping that nobody answered.
         raise WebSocketDisconnect(1006) from None

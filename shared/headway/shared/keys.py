@@ -37,7 +37,7 @@ class Keys:
         return self._of(shard_of(job_id), "result", job_id)
 
     def notice(self, job_id: str) -> str:
-        """Pub/Sub channel: the reply channel's quick half; each message is the new offset."""
+        """Pub/Sub channel: the reply channel's quick half; a message has the new replies, or only their last offset."""
         return self._of(shard_of(job_id), "notice", job_id)
 
     def cancels(self, shard: str) -> str:

@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from headway.shared.autopipeline import AutoPipeline
 from headway.shared.errors import QueueUnavailable
 from headway.shared.job import Ticket, shard_of
 from headway.shared.keys import GROUP, Keys
+from headway.shared.scripts import script
 
 #: Seconds that one blocking read waits at most, so that a wake-up that Redis refuses is only late.
 MAX_BLOCK_S = 2.0
@@ -53,17 +54,24 @@ class LaneReader:
         await self._make_groups(names)
         return names
 
-    async def read(self, lane: str, count: int) -> list[Ticket]:
-        """At most `count` waiting entries of a lane, without waiting.
+    async def read(self, rooms: Mapping[str, int], most: int | None = None) -> list[Ticket]:
+        """Waiting entries, lane by lane, without waiting.
+
+        Args:
+            rooms: how many of each lane.
+            most: how many in all; None for no bound.
 
         Raises:
             QueueUnavailable: the answer was lost; call `recover`.
         """
-        tickets: list[Ticket] = []
-        for stream in self._keys.lane_streams(self._shard, self._model, lane):
-            if len(tickets) < count:
-                tickets += await self._xreadgroup({stream: ">"}, count - len(tickets))
-        return tickets
+        lanes = [self._keys.lane_streams(self._shard, self._model, lane) for lane in rooms]
+        keys = [stream for streams in lanes for stream in streams]
+        most = sum(rooms.values()) if most is None else most
+        args: list[str | int] = [GROUP, self._worker, most, len(lanes[0]), *rooms.values()]
+        answer = await self._safely(lambda: self._script("read", keys, args))
+        return await self._tickets(
+            (stream, entry, dict(zip(flat[::2], flat[1::2], strict=True))) for stream, entry, flat in answer
+        )
 
     async def wait(self, lanes: Iterable[str], timeout_s: float | None) -> list[Ticket]:
         """Waits until a lane has an entry; at most one of each stream comes.
@@ -145,7 +153,18 @@ class LaneReader:
             return await self._redis.xreadgroup(GROUP, self._worker, streams, count=count, block=block_ms)  # type: ignore[arg-type]
 
         answer = await self._safely(read)
-        entries = [(stream, entry, fields) for stream, found in answer or () for entry, fields in found]
+        return await self._tickets((stream, entry, fields) for stream, found in answer or () for entry, fields in found)
+
+    async def _script(self, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
+        lua = script(name)
+        try:
+            return await self._redis.evalsha(lua.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            # Nothing has been done, so that this may be repeated.
+            await self._redis.script_load(lua.text)
+            return await self._redis.evalsha(lua.sha, len(keys), *keys, *args)
+
+    async def _tickets(self, entries: Iterable[tuple[bytes, bytes, dict[bytes, bytes] | None]]) -> list[Ticket]:
         return [ticket for one in entries if (ticket := await self._ticket(*one))]
 
     async def _ticket(self, stream: bytes, entry: bytes, fields: dict[bytes, bytes] | None) -> Ticket | None:

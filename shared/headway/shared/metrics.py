@@ -1,6 +1,7 @@
 """What the API and the worker both show to Prometheus, and how; docs/operations.md explains each metric."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from importlib.metadata import version
 
@@ -11,6 +12,8 @@ from headway.shared.errors import QueueUnavailable
 from headway.shared.job import LaneState
 from headway.shared.lanes import Lane
 from headway.shared.queue import Queue
+
+_log = logging.getLogger(__name__)
 
 #: Seconds that a scrape waits for Redis; Prometheus itself waits 10 s for all.
 _PATIENCE_S = 2.0
@@ -32,8 +35,8 @@ class LaneMetrics:
         self._redis_up = Gauge("headway_redis_up", "Whether Redis answered this scrape.", registry=registry)
         Info("headway_build", "The version that runs.", registry=registry).info({"version": version("headway")})
 
-    async def refresh(self, queue: Queue, model: str, lanes: Iterable[Lane]) -> None:
-        """Looks into Redis; while it is away there are no figures, since old ones would be taken for new.
+    async def refresh(self, queue: Queue, model: str, lanes: Iterable[Lane]) -> bool:
+        """Looks into Redis, and says whether it could; else there are no figures: old ones would be taken for new.
 
         Nothing is awaited between the figures and the caller's `exposition`, so that another scrape cannot mix in.
         """
@@ -42,8 +45,14 @@ class LaneMetrics:
                 states = await queue.survey(model, [lane.name for lane in lanes])
         except (QueueUnavailable, TimeoutError):
             self._show(False, [])
-        else:
-            self._show(True, states)
+            return False
+        except Exception as error:
+            # A key that is not ours to mend. All other metrics are worth showing.
+            _log.error("the lanes cannot be counted: %s: %s", type(error).__name__, error)
+            self._show(False, [])
+            return False
+        self._show(True, states)
+        return True
 
     def _show(self, redis_up: bool, states: Iterable[LaneState]) -> None:
         self._redis_up.set(redis_up)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -12,6 +12,7 @@ from headway.shared.errors import JobCancelled, JobNotFound, LogExpired, error_b
 from headway.shared.job import Delivery, Job, LaneState, Outcome, Record, Reply, Status, Ticket
 from headway.shared.keys import GROUP, Keys
 from headway.shared.lane_reader import MAX_BLOCK_S, LaneReader
+from headway.shared.news import News
 from headway.shared.notices import Notices
 from headway.shared.records import decode_delivery, decode_record
 from headway.shared.settings import Settings
@@ -114,7 +115,7 @@ class Queue:
         streams = [s for m, _, lane in pairs for s in self._keys.lane_streams(self._shard, m, lane)]
         counts = await self._pipeline.script("survey", [self._keys.backlog(self._shard), *streams], [GROUP])
         return [
-            LaneState(*self._keys.parse_lane(stream), waiting, running, max(0, tokens), oldest_ms / 1000)
+            LaneState(*self._keys.parse_lane(stream), max(0, waiting), running, max(0, tokens), oldest_ms / 1000)
             for stream, waiting, running, oldest_ms, tokens in zip(
                 streams, counts[::4], counts[1::4], counts[2::4], counts[3::4], strict=True
             )
@@ -185,11 +186,12 @@ class Queue:
             LogExpired: the job has ended, and replies that the reader lacks are gone.
             QueueUnavailable: Redis is down; following again from the last offset misses nothing.
         """
-        news = asyncio.Event()
-        async with self._notices.subscribed(self._keys.notice(job_id), lambda _: news.set()):
+        news = News()
+        async with self._notices.subscribed(self._keys.notice(job_id), news.take):
             while True:
-                await _wait(news, SAFETY_READ_S)
-                ended, replies = await self._read_log(job_id, after)
+                await news.wait(SAFETY_READ_S)
+                told = news.behind(after)
+                ended, replies = (False, told) if told is not None else await self._read_log(job_id, after)
                 for reply in replies:
                     yield reply
                     if reply.final:
@@ -198,7 +200,7 @@ class Queue:
                 if ended and not replies:
                     return
                 if ended or len(replies) == _PAGE:
-                    news.set()
+                    news.look()
 
     # The worker's verbs.
 
@@ -336,14 +338,6 @@ class Queue:
         if lacking:
             raise LogExpired(f"The log of job {job_id} has expired.")
         return status.terminal, replies
-
-
-async def _wait(news: asyncio.Event, timeout_s: float) -> None:
-    # Not asyncio.wait_for: in Python 3.11 it loses a cancellation that comes together with the news.
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await news.wait()
-    news.clear()
 
 
 def _flat(replies: Sequence[Reply]) -> list[str | bytes]:

@@ -62,7 +62,14 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serving_health(worker: Worker, listener: socket.socket) -> AsyncIterator[None]:
     """Answers on the socket for the length of the block."""
-    server = _Server(uvicorn.Config(health_app(worker), lifespan="off", log_level="warning"))
+    config = uvicorn.Config(
+        health_app(worker),
+        lifespan="off",
+        log_level="warning",
+        # Somebody who asks and does not read must not keep the worker from ending.
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]))
     try:
         yield

@@ -58,9 +58,9 @@ class Output:
         return time.monotonic() - self._began_at
 
     def inter_token_s(self) -> float | None:
-        """Mean seconds between two tokens of one choice; None unless a choice was streamed and has two."""
+        """Mean seconds between two tokens of one choice; None unless they came in several chunks."""
         gaps = self.tokens // self._job.choices - 1
-        if self._first_token_at is None or gaps < 1:
+        if gaps < 1 or self._first_token_at in (None, self._last_token_at):
             return None
         return (self._last_token_at - self._first_token_at) / gaps
 
@@ -94,7 +94,8 @@ class Output:
         return Outcome(Status.CANCELLED, error.status_code, error_body(error, partial=partial))
 
     def _assembled(self) -> bytes:
-        return json.dumps(self._assembler.answer(), ensure_ascii=False).encode()
+        # Half of a surrogate pair, which JSON can escape and UTF-8 cannot carry, stays escaped.
+        return json.dumps(self._assembler.answer(), ensure_ascii=False).encode(errors="backslashreplace")
 
     def _look(self, data: Any) -> None:
         self._aborted |= any(choice.get("finish_reason") == "abort" for choice in data.get("choices") or ())

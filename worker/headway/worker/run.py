@@ -36,6 +36,7 @@ class Run:
         self._outbox: list[Reply] = [Reply(0, "restarted", b"{}")] if delivery.offset else []
         self._news = asyncio.Event()
         self._ended = False
+        self._begun = True
         self._interruption: Interruption | None = "cancel" if delivery.cancel_requested else None
         self._generating: asyncio.Task[Final] | None = None
 
@@ -89,6 +90,7 @@ class Run:
         async with aclosing(self._engine.run(request)) as items:
             async for item in items:
                 if isinstance(item, Final):
+                    self._begun = item.begun
                     return item
                 if self._output.add(item):
                     self._metrics.first_token(self._delivery, self._output)
@@ -138,6 +140,8 @@ class Run:
             await self._finish(outcome)
         elif self._interruption == "return":
             await self._give_back("worker stopped", failed=False)
+        elif not self._begun:
+            await self._give_back("engine has not begun it", failed=False)
         else:
             await self._give_back("engine failed", failed=True)
 

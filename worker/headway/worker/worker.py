@@ -192,9 +192,7 @@ class Worker:
                 await self._await_room(wait_s)
                 return None
             self._set_state("pulling")
-            for name, room in rooms.items():
-                if (count := room if most is None else min(room, most - len(tickets))) > 0:
-                    tickets += await self._take(await self._reader.read(name, count))
+            tickets += await self._take(await self._reader.read(rooms, most))
             if not tickets:
                 tickets += await self._take(await self._reader.wait(rooms, wait_s))
         except QueueUnavailable as error:

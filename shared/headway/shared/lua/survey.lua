@@ -2,7 +2,7 @@
 -- KEYS: 1 backlog  2… lane streams
 -- ARGV: 1 group
 -- Returns: four numbers a stream: entries that wait, entries that a worker holds, milliseconds that the next one has
---          waited, and the prompt tokens of the queued jobs.
+--          waited, and the prompt tokens of the queued jobs; or the error for which a stream could not be made.
 local function group_of(stream, name)
   for _, fields in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local group = {}
@@ -12,7 +12,10 @@ local function group_of(stream, name)
 end
 local answer = {}
 for i = 2, #KEYS do
-  redis.pcall('XGROUP', 'CREATE', KEYS[i], ARGV[1], '0', 'MKSTREAM', 'ENTRIESREAD', 0)
+  local made = redis.pcall('XGROUP', 'CREATE', KEYS[i], ARGV[1], '0', 'MKSTREAM', 'ENTRIESREAD', 0)
+  if made.err and redis.call('EXISTS', KEYS[i]) == 0 then return made end
+  -- An account that went wrong, by an eviction or a worker that keeps none, is put right here.
+  if redis.call('XLEN', KEYS[i]) == 0 then redis.pcall('HDEL', KEYS[1], KEYS[i]) end
   local group = group_of(KEYS[i], ARGV[1])
   local oldest = redis.call('XRANGE', KEYS[i], '(' .. group['last-delivered-id'], '+', 'COUNT', 1)[1]
   table.insert(answer, redis.call('XLEN', KEYS[i]) - group.pending)

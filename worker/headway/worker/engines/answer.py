@@ -1,6 +1,7 @@
 """What of an engine's HTTP answer has arrived: pure, bytes in, chunks and the end of the run out."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,13 +23,18 @@ class Answer:
 
     def __init__(self, status_code: int, content_type: str) -> None:
         self._status = status_code
-        self._streams = content_type.startswith("text/event-stream")
+        self._streams = content_type.lower().startswith("text/event-stream")
         self._complete = False
+        self._any_chunk = False
         self._events = EventReader()
         self._body = bytearray()
 
     def feed(self, piece: bytes) -> list[Chunk]:
-        """Takes the next bytes of the body; gives the chunks that they complete."""
+        """Takes the next bytes of the body; gives the chunks that they complete.
+
+        Raises:
+            ValueError: an event is no JSON, or is larger than any can be.
+        """
         if self._streams:
             return [chunk for raw in self._events.feed(piece) if (chunk := self._event(raw))]
         self._body += piece
@@ -49,16 +55,18 @@ class Answer:
             self._body[:] = raw
             self._complete = True
             return None
+        self._any_chunk = True
         return Chunk(raw, data)
 
     def final(self) -> Final:
-        """The end of the run; an answer that stopped in the middle is a server error, whatever its status."""
-        if not self._complete:
+        """The end of the run: a server error where it stopped in the middle or said nothing, whatever its status."""
+        says_nothing = self._status < 300 and not self._any_chunk and not self._body
+        if not self._complete or says_nothing:
             return Final(500, CUT_SHORT)
         return Final(self._status, bytes(self._body) or None)
 
 
 def _code(error: Any) -> int:
     """The HTTP status that an error object names; some servers have words there, or no object at all."""
-    code = error.get("code") if isinstance(error, Mapping) else None
-    return code if isinstance(code, int) else 500
+    code = str(error.get("code")) if isinstance(error, Mapping) else ""
+    return int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500

@@ -35,10 +35,13 @@ class Final:
     Attributes:
         status_code: the engine's HTTP status; of an error inside a stream, that error's code.
         body: the JSON body of a plain answer or of an error; None after a stream that ended well.
+        begun: False when the engine never began the request: the job goes back, and nothing counts against it. Who
+            says so has waited before, or is dead; else the same job would come round again at once.
     """
 
     status_code: int
     body: bytes | None
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ import itertools
 import json
 import logging
 import random
-import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,23 +22,9 @@ from pydantic import SecretStr
 from headway.shared.errors import ConfigurationError
 from headway.worker.engines.answer import Answer, error_body
 from headway.worker.engines.base import Capacity, Chunk, Final, Request
+from headway.worker.engines.upstream_http import NotReady, client, model_card, named_error
 
 _log = logging.getLogger(__name__)
-
-#: Seconds that a connection may take, and that the server may take to list its models.
-_CONNECT_S = 10.0
-
-#: Seconds that the network may take none of a request, which has megabytes at most. Reading has no such limit: a long
-#: prompt, or an answer that does not stream, is silent for minutes.
-_WRITE_S = 60.0
-
-#: uvicorn, in which vLLM and many others run, closes connections that were idle for 5 s. Who closes first never sends
-#: a request into a connection that is being closed.
-_IDLE_S = 2.0
-
-#: A host that vanishes without a word is noticed within two minutes, however long its answers take: seconds before the
-#: first probe, seconds between two, and probes. The first is macOS's name of the second.
-_KEEPALIVE = {"TCP_KEEPALIVE": 60, "TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 #: Seconds between two looks at a server that is not ready yet, and between two lines of the log that say so.
 _POLL_S, _TELL_S = 1.0, 30.0
@@ -58,8 +43,9 @@ _SETTLE_S = 1.0
 #: Signs of life that must fail before a server counts as gone: a proxy that restarts breaks one.
 _PROBES = 3
 
-#: Seconds for which the owner of a dead engine has time to take back a job that never began (it looks every 0.2 s).
-_NOTICE_S = 5.0
+#: Seconds in which no run hears anything, after which a sign of life is looked for: a server that hangs keeps its
+#: connections.
+_SILENCE_S = 60.0
 
 #: The answers that find fault with the request itself. Any other 4xx is about the key, the route, the model's name or
 #: the traffic, in which no job has a part.
@@ -68,11 +54,13 @@ _REFUSALS = frozenset({400, 413, 422})
 #: "I am full" and "I am loading": nothing has begun, and the same request can be answered later.
 _BUSY = frozenset({429, 503})
 
+#: What a proxy says when it cannot reach the server.
+_UNREACHED = frozenset({502, 504})
+
+#: The end of a run that the server never began.
+_NOT_BEGUN = Final(503, None, begun=False)
+
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
-
-
-class _NotReady(Exception):
-    """The server does not answer, or answers that it cannot yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +96,8 @@ class UpstreamEngine:
         self._renamed = upstream.served_model != upstream.model
         self._alive = True
         self._looking = asyncio.Lock()
+        self._runs = 0
+        self._silent = False
 
     @classmethod
     @asynccontextmanager
@@ -115,12 +105,17 @@ class UpstreamEngine:
         """An engine whose server is ready; it waits for that, if need be for hours.
 
         Raises:
-            ConfigurationError: the URL is none, the key is refused, or the server has no such model or does not say
+            ConfigurationError: the URL is none, the key is refused, or the server has other models or does not say
                 how long its context is.
         """
-        async with _client(upstream) as http:
+        async with client(upstream.url, upstream.api_key, upstream.slots) as http:
             card = await _until_ready(http, upstream)
-            yield cls(http, upstream, upstream.max_model_len or _context(card))
+            engine = cls(http, upstream, upstream.max_model_len or _context(card))
+            listening = asyncio.create_task(engine._listen())
+            try:
+                yield engine
+            finally:
+                listening.cancel()
 
     @property
     def alive(self) -> bool:
@@ -131,21 +126,31 @@ class UpstreamEngine:
 
     async def run(self, request: Request) -> AsyncGenerator[Chunk | Final, None]:
         """See `Engine.run`. To close the iterator closes the connection, by which the server knows to abort."""
-        response = await self._begin(request)
-        if isinstance(response, Final):
-            yield response
-            return
+        self._runs += 1
+        try:
+            response = await self._begin(request)
+            if isinstance(response, Final):
+                yield response
+                return
+            async with aclosing(self._answer(request, response)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._runs -= 1
+
+    async def _answer(self, request: Request, response: httpx.Response) -> AsyncGenerator[Chunk | Final, None]:
         answer = Answer(response.status_code, response.headers.get("content-type", ""))
         try:
             async for piece in response.aiter_bytes():
+                self._silent = False
                 for chunk in answer.feed(piece):
                     yield self._named(chunk)
             answer.end()
-        except httpx.RequestError as error:
-            _log.warning("%s: the connection broke in mid-answer (%s)", request.id, _named_error(error))
+        except (httpx.RequestError, ValueError) as error:
+            _log.warning("%s: the answer broke off (%s)", request.id, named_error(error))
         finally:
             await response.aclose()
-        yield await self._judge(request, answer.final())
+        yield await self._judge(request, answer.final(), begun=response.is_success)
 
     async def _begin(self, request: Request) -> httpx.Response | Final:
         """Asks until an answer begins; a `Final` when none does.
@@ -170,32 +175,27 @@ class UpstreamEngine:
                 if not await self._lives():
                     break
             except httpx.RequestError as error:
-                _log.warning("%s: the connection broke before the answer (%s)", request.id, _named_error(error))
+                _log.warning("%s: the connection broke before the answer (%s)", request.id, named_error(error))
                 if not await self._lives() or broken:
                     return _failure(502, "the connection to the engine broke")
                 broken = True
             if (left_s := patient_until - time.monotonic()) <= 0:
                 break
             await asyncio.sleep(min(pause_s(tries, asked_s), left_s))
-        return await self._not_begun()
+        await self._lives()
+        return _NOT_BEGUN
 
     def _call(self, request: Request) -> httpx.Request:
         body = json.dumps({**request.body, "model": self._upstream.model}).encode()
         headers = {"content-type": "application/json", "x-request-id": request.id}
         return self._http.build_request("POST", request.endpoint, content=body, headers=headers)
 
-    async def _not_begun(self) -> Final:
-        """The end of a run that the server never began.
+    async def _judge(self, request: Request, final: Final, *, begun: bool) -> Final:
+        """The answer as our caller shall see it: of a status that is not the job's fault, a server error.
 
-        The owner of an engine that is gone takes its jobs back, and does so without counting a failure while they
-        have no answer yet; so this one comes late.
+        A proxy that cannot reach the server, or no longer has a route to it, says so of each job, and often before the
+        server has seen it. So that is no failure of the job while the server gives no sign of life.
         """
-        if not await self._lives():
-            await asyncio.sleep(_NOTICE_S)
-        return _failure(503, "the engine cannot be reached, or has no room")
-
-    async def _judge(self, request: Request, final: Final) -> Final:
-        """The answer as our caller shall see it: of a status that is not the job's fault, a server error."""
         status_code = final.status_code
         if status_code < 300:
             return self._named_answer(final)
@@ -203,12 +203,19 @@ class UpstreamEngine:
             return Final(status_code, openai_error(status_code, final.body or b""))
         _log.warning("%s: the upstream's answer ended with status %d", request.id, status_code)
         await asyncio.sleep(_SETTLE_S)
-        if status_code >= 500:
-            await self._lives()
-            return final
-        if not await self._lives():
-            return await self._not_begun()
-        return _failure(502, f"the engine answers {status_code}")
+        lives = await self._lives()
+        if not lives and not begun and (status_code < 500 or status_code in _UNREACHED):
+            return _NOT_BEGUN
+        return final if status_code >= 500 else _failure(502, f"the engine answers {status_code}")
+
+    async def _listen(self) -> None:
+        """Looks for a sign of life whenever no run has heard anything for a while: a long prompt, or a server that
+        hangs."""
+        while True:
+            self._silent = True
+            await asyncio.sleep(_SILENCE_S)
+            if self._runs and self._silent:
+                await self._lives()
 
     async def _lives(self) -> bool:
         """Looks for a sign of life when something went wrong, and sets `alive`. Many may ask at once."""
@@ -219,12 +226,9 @@ class UpstreamEngine:
     async def _answers(self) -> bool:
         for left in reversed(range(_PROBES)):
             try:
-                await _model_card(self._http, self._upstream.model)
-            except _NotReady as error:
+                await model_card(self._http, self._upstream.model)
+            except (NotReady, ConfigurationError) as error:
                 _log.warning("the upstream gives no sign of life: %s", error)
-            except ConfigurationError as error:
-                _log.error("the upstream cannot be used any more: %s", error)
-                return False
             else:
                 return True
             if left:
@@ -236,7 +240,7 @@ class UpstreamEngine:
         if not self._renamed or "model" not in chunk.data:
             return chunk
         data = {**chunk.data, "model": self._upstream.served_model}
-        return Chunk(json.dumps(data, ensure_ascii=False).encode(), data)
+        return Chunk(json.dumps(data).encode(), data)
 
     def _named_answer(self, final: Final) -> Final:
         if not self._renamed or final.body is None:
@@ -254,27 +258,6 @@ def pause_s(tries: int, asked_s: float) -> float:
     return max(own_s, asked_s) * random.uniform(1, 1.25)
 
 
-def base_url(url: str) -> str:
-    """The URL in front of `/v1`.
-
-    Raises:
-        ConfigurationError: it is none of HTTP. It is not quoted, since it may hold a password.
-    """
-    if not url:
-        raise ConfigurationError("HEADWAY_UPSTREAM_URL names no server")
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    usable = parsed.scheme in ("http", "https") and parsed.host
-    if not usable or parsed.userinfo or parsed.query or parsed.fragment:
-        raise ConfigurationError(
-            "HEADWAY_UPSTREAM_URL must be http:// or https:// with a host, and may have a port and a path;"
-            " a key belongs in HEADWAY_UPSTREAM_API_KEY"
-        )
-    return str(parsed).rstrip("/").removesuffix("/v1")
-
-
 def openai_error(status_code: int, body: bytes) -> bytes:
     """A refusal in OpenAI's shape: the server's own where it has that shape, else its message put into it."""
     try:
@@ -290,82 +273,16 @@ def openai_error(status_code: int, body: bytes) -> bytes:
     return error_body(status_code, message, "BadRequestError")
 
 
-def _client(upstream: Upstream) -> httpx.AsyncClient:
-    """A client without limits of its own on connections: a request that waited for one would hold a slot for nothing.
-
-    It looks at no proxy and no netrc of the environment, which are for the internet; a gateway's URL is a setting.
-    SSL_CERT_FILE counts, for authorities of one's own.
-    """
-    # Else a compressing proxy holds tokens back until it has enough to compress.
-    headers = {"accept-encoding": "identity"}
-    if upstream.api_key:
-        # Files end in a line end, which is no part of the key.
-        key = upstream.api_key.get_secret_value().strip()
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigurationError("HEADWAY_UPSTREAM_API_KEY has characters that no HTTP header can carry")
-        headers["authorization"] = f"Bearer {key}"
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=upstream.slots, keepalive_expiry=_IDLE_S)
-    return httpx.AsyncClient(
-        base_url=base_url(upstream.url),
-        headers=headers,
-        timeout=httpx.Timeout(None, connect=_CONNECT_S, write=_WRITE_S),
-        trust_env=False,
-        transport=httpx.AsyncHTTPTransport(limits=limits, socket_options=_keepalive_options()),
-    )
-
-
-def _keepalive_options() -> list[tuple[int, int, int]]:
-    known = [(getattr(socket, name, None), value) for name, value in _KEEPALIVE.items()]
-    options = [(socket.IPPROTO_TCP, option, value) for option, value in known if option is not None]
-    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *options]
-
-
 async def _until_ready(http: httpx.AsyncClient, upstream: Upstream) -> Mapping[str, Any]:
     told_at = -_TELL_S
     while True:
         try:
-            return await _model_card(http, upstream.model)
-        except _NotReady as error:
+            return await model_card(http, upstream.model)
+        except NotReady as error:
             if time.monotonic() - told_at >= _TELL_S:
                 told_at = time.monotonic()
                 _log.warning("waiting for the upstream at %s: %s", http.base_url, error)
         await asyncio.sleep(_POLL_S)
-
-
-async def _model_card(http: httpx.AsyncClient, model: str) -> Mapping[str, Any]:
-    """What the server says of the model.
-
-    Raises:
-        _NotReady: it is not there, or not yet.
-        ConfigurationError: to wait for it cannot help.
-    """
-    try:
-        response = await http.get("/v1/models", timeout=_CONNECT_S)
-    except httpx.RequestError as error:
-        raise _NotReady(_named_error(error)) from error
-    status_code = response.status_code
-    if status_code >= 500 or status_code == 429:
-        raise _NotReady(f"it answers {status_code}")
-    if status_code in (401, 403):
-        raise ConfigurationError(
-            f"HEADWAY_UPSTREAM_API_KEY: the upstream refuses the key, or that there is none ({status_code})"
-        )
-    cards = _cards(response)
-    if cards is None:
-        raise ConfigurationError(f"HEADWAY_UPSTREAM_URL: {response.url} answers {status_code} and lists no models")
-    if model not in cards:
-        raise ConfigurationError(
-            f"HEADWAY_UPSTREAM_MODEL: the upstream has no {model!r}, but {', '.join(cards) or 'nothing'}"
-        )
-    return cards[model]
-
-
-def _cards(response: httpx.Response) -> dict[str, Mapping[str, Any]] | None:
-    """The models of a list by their names; None when it is no such list."""
-    try:
-        return {str(card["id"]): card for card in response.json()["data"]} if response.is_success else None
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _context(card: Mapping[str, Any]) -> int:
@@ -384,10 +301,6 @@ def _retry_after_s(response: httpx.Response) -> float:
     """Seconds for which the server asks; 0 when it does not, or names a date."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isdecimal() else 0.0
-
-
-def _named_error(error: httpx.RequestError) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _failure(status_code: int, message: str) -> Final:
