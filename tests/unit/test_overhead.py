@@ -48,7 +48,7 @@ def test_figures_are_medians_over_rounds_with_their_ranges(overhead: ModuleType)
     # If I sum them up
     line = overhead.summary(rounds)
 
-    # I expect ratios and differences to be taken inside each round, before their median
+    # I expect ratios to be taken inside each round, and differences inside each turn, before their median
     assert (line["throughput_ratio"], line["throughput_ratio_range"]) == (0.96, [0.5, 0.98])
     assert (line["throughput_ratio_plain"], line["throughput_ratio_plain_range"]) == (0.97, [0.4, 0.99])
     assert (line["added_ttft_ms_p50"], line["added_ttft_ms_p50_range"]) == (7.0, [5.0, 90.0])
