@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from redis.asyncio import Redis
 
 from headway.api.app import create_app
 from headway.shared.job import Delivery
+from headway.shared.keys import Keys
 from headway.shared.lane_reader import LaneReader
 from headway.shared.queue import Queue
 from headway.shared.settings import Settings
@@ -57,3 +59,19 @@ async def working(**fields: Any) -> AsyncIterator[Bench]:
         url = await stack.enter_async_context(serving(create_app(settings, counter=estimate)))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))
         yield Bench(url, http, queue, reader)
+
+
+@asynccontextmanager
+async def followed(redis_url: str, prefix: str, job_id: str) -> AsyncIterator[None]:
+    """A job that has one follower at the start of this block, and none at its end."""
+    channel = Keys(prefix).notice(job_id)
+    async with Redis.from_url(redis_url) as redis:
+
+        async def followers(count: int) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while dict(await redis.pubsub_numsub(channel))[channel.encode()] != count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        await followers(1)
+        yield
+        await followers(0)

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from api_bench import Bench, working
+from api_bench import Bench, followed, working
 from headway.api import following
 from headway.shared import following as outages
 from headway.shared.job import Delivery, Outcome, Reply, Status
 from headway.shared.keys import Keys
 from headway.shared.queue import Queue
 from headway.shared.tokens import COMPLETIONS
-from helpers import DONE, PATIENCE_S, chunks, eventually
+from helpers import DONE, chunks, eventually
 from valkey_server import Valkey
 
 REFUSED = Outcome(Status.FAILED, 422, b'{"error": {"message": "no", "type": "t", "param": null, "code": 422}}')
@@ -216,19 +216,9 @@ async def test_a_caller_who_hangs_up_is_followed_no_more(
     # Given a caller who waits
     asking = bench.ask(stream=stream)
     delivery = await bench.take()
-    channel = Keys(prefix).notice(delivery.job.id)
-    async with Redis.from_url(redis_url) as redis:
-
-        async def followers(count: int) -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                while dict(await redis.pubsub_numsub(channel))[channel.encode()] != count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-
-        await followers(1)
-        # If it hangs up
+    async with followed(redis_url, prefix, delivery.job.id):
+        # If it hangs up, I expect that nobody follows the job, which runs on
         asking.cancel()
-        # I expect that nobody follows the job, which runs on
-        await followers(0)
     # and that this is no fault
     await bench.http.get("/health")
     assert [entry for entry in caplog.records if entry.levelno >= logging.ERROR] == []

@@ -3,23 +3,20 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from api_bench import Bench, working
+from api_bench import Bench, followed, working
 from headway.api import following, websocket_routes
 from headway.api.app import create_app
 from headway.shared.job import Outcome, Reply, Status
-from headway.shared.keys import Keys
 from headway.shared.settings import Settings
 from headway.shared.tokens import CHAT, COMPLETIONS, estimate
 from headway.worker.engines.simulated_openai import text
@@ -64,22 +61,6 @@ async def ask(url: str, request: Any, endpoint: str = COMPLETIONS) -> Heard:
     async with socket(url, endpoint) as websocket:
         await websocket.send(json.dumps(request) if isinstance(request, dict) else request)
         return await listen(websocket)
-
-
-@asynccontextmanager
-async def followed(bench: Bench, redis_url: str, prefix: str, job_id: str) -> AsyncIterator[None]:
-    """A job that has one follower at the start of this block, and none at its end."""
-    channel = Keys(prefix).notice(job_id)
-    async with Redis.from_url(redis_url) as redis:
-
-        async def followers(count: int) -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                while dict(await redis.pubsub_numsub(channel))[channel.encode()] != count:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-
-        await followers(1)
-        yield
-        await followers(0)
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
@@ -200,7 +181,7 @@ async def test_a_second_request_is_refused_and_the_first_ones_job_runs_on(
     async with socket(bench.url) as websocket:
         await websocket.send('{"prompt": "x"}')
         delivery = await bench.take()
-        async with followed(bench, redis_url, prefix, delivery.job.id):
+        async with followed(redis_url, prefix, delivery.job.id):
             await websocket.send('{"prompt": "y"}')
             heard = await listen(websocket)
     assert (heard.code, heard.reason) == (4400, delivery.job.id)
@@ -223,7 +204,7 @@ async def test_a_client_that_hangs_up_is_followed_no_more(
         if begun:
             await bench.queue.append(delivery, 0, chunks(TEXT))
             await websocket.recv()
-        async with followed(bench, redis_url, prefix, delivery.job.id):
+        async with followed(redis_url, prefix, delivery.job.id):
             # If it hangs up, I expect that nobody follows the job
             if abrupt:
                 websocket.transport.abort()

@@ -43,12 +43,10 @@ class LaneMetrics:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 states = await queue.survey(model, [lane.name for lane in lanes])
-        except (QueueUnavailable, TimeoutError):
-            self._show(False, [])
-            return False
         except Exception as error:
-            # A key that is not ours to mend. All other metrics are worth showing.
-            _log.error("the lanes cannot be counted: %s: %s", type(error).__name__, error)
+            if not isinstance(error, QueueUnavailable | TimeoutError):
+                # A key that is not ours to mend. All other metrics are worth showing.
+                _log.error("the lanes cannot be counted: %s: %s", type(error).__name__, error)
             self._show(False, [])
             return False
         self._show(True, states)
