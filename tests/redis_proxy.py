@@ -17,6 +17,7 @@ class Proxy:
         self._upstream = upstream
         self._text: bytes | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._served: set[asyncio.Task[None]] = set()
         self._frozen: set[asyncio.StreamWriter] = set()
         self._open: set[asyncio.StreamWriter] = set()
         self.swallowed = 0
@@ -27,20 +28,23 @@ class Proxy:
         """A proxy before the server at a `unix://` URL, and the URL of the proxy."""
         proxy = cls(url.removeprefix("unix://"))
         path = folder / "p.sock"
-        server = await asyncio.start_unix_server(proxy._serve, path)
+        server = await asyncio.start_unix_server(proxy._accept, path)
         try:
             yield proxy, f"unix://{path}"
         finally:
             server.close()
             for task in proxy._tasks:
                 task.cancel()
-            await asyncio.gather(*proxy._tasks, return_exceptions=True)
+            await asyncio.gather(*proxy._tasks, *proxy._served, return_exceptions=True)
 
     def swallow(self, text: bytes) -> None:
         self._text = text
 
     def freeze(self) -> None:
         self._frozen |= self._open
+
+    def _accept(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        self._served.add(asyncio.create_task(self._serve(client, answer)))
 
     async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         reader, writer = await asyncio.open_unix_connection(self._upstream)

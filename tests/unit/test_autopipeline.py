@@ -1,50 +1,33 @@
 """How the pump of an auto-pipeline ends."""
 
 import asyncio
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
+from headway.shared import autopipeline
 from headway.shared.autopipeline import AutoPipeline
+from headway.shared.connect import connect
 from headway.shared.errors import QueueUnavailable
 from helpers import PATIENCE_S
 
 
-class Stubborn:
-    """A Redis client that loses a cancellation, as redis-py's can in Python 3.11."""
+async def test_a_lost_cancellation_does_not_keep_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a pump whose connection has lost the cancellation, as redis-py's can in Python 3.11
+    sent = asyncio.Event()
 
-    def __init__(self) -> None:
-        self.sent = asyncio.Event()
-
-    def pipeline(self, transaction: bool) -> Self:
-        return self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        pass
-
-    def execute_command(self, *command: Any) -> None:
-        self.sent.set()
-
-    async def execute(self, raise_on_error: bool) -> list[bytes]:
+    async def stubborn(connection: Any, commands: Any) -> list[bytes]:
+        sent.set()
         try:
             return await asyncio.Future()
         except asyncio.CancelledError:
             return [b"PONG"]
 
-
-async def test_a_lost_cancellation_does_not_keep_it_open() -> None:
-    # Given a pump whose client has lost the cancellation
-    redis: Any = Stubborn()
-    pipeline = AutoPipeline(redis)
+    monkeypatch.setattr(autopipeline, "ask", stubborn)
+    pipeline = AutoPipeline(connect("redis://nowhere"))
     asking = asyncio.create_task(pipeline.command("PING"))
     async with asyncio.timeout(PATIENCE_S):
-        await redis.sent.wait()
+        await sent.wait()
         # I expect it to end all the same, and to take nothing more
         await pipeline.aclose()
         assert await asking == b"PONG"

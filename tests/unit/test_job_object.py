@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ FIELDS = {
 
 
 def record(status: Status = Status.QUEUED, **fields: Any) -> Record:
-    return replace(decode_record(ID, FIELDS), status=status, **fields)
+    return replace(decode_record(ID, [*chain(*FIELDS.items())]), status=status, **fields)
 
 
 def decoded(of: Record, outcome: Outcome | None = None) -> JobObject:

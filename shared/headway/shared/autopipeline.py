@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     ClusterDownError,
     NoScriptError,
@@ -18,6 +18,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from headway.shared.connect import ask
 from headway.shared.errors import QueueClosed, QueueUnavailable
 from headway.shared.scripts import Script, script
 
@@ -50,8 +51,8 @@ class AutoPipeline:
     round trip. A command may be sent twice when its connection breaks, so each must be safe to repeat.
     """
 
-    def __init__(self, redis: "Redis") -> None:
-        self._redis = redis
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._connection = connection
         self._waiting: list[_Call] = []
         self._wake = asyncio.Event()
         self._closing = False
@@ -80,6 +81,7 @@ class AutoPipeline:
         with suppress(asyncio.CancelledError):
             await self._pump
         _fail(self._waiting, QueueClosed("the connection is closed"))
+        await self._connection.disconnect()
 
     async def _ask(self, call: _Call) -> Any:
         if self._pump.done():
@@ -114,25 +116,21 @@ class AutoPipeline:
             _fail(calls, _translate(error))
 
     async def _send(self, calls: list[_Call]) -> list[Any]:
-        answers = await self._execute(calls)
+        answers = await self._ask_for(calls)
         unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
-            for text in {lua.text for i in unknown if (lua := calls[i].script)}:
-                await self._redis.script_load(text)
-            again = await self._execute([calls[i] for i in unknown])
+            texts = {lua.text for i in unknown if (lua := calls[i].script)}
+            await ask(self._connection, [("SCRIPT", "LOAD", text) for text in texts])
+            again = await self._ask_for([calls[i] for i in unknown])
             for i, answer in zip(unknown, again, strict=True):
                 answers[i] = answer
         if any(isinstance(answer, ReadOnlyError) for answer in answers):
             # A demoted master keeps its clients; only a new connection finds the new one behind the same name.
-            await self._redis.connection_pool.disconnect()
+            await self._connection.disconnect()
         return answers
 
-    async def _execute(self, calls: list[_Call]) -> list[Any]:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for call in calls:
-                # The name as text: by it redis-py finds how to read the answer.
-                pipe.execute_command(call.command[0].decode(), *call.command[1:])
-            return await pipe.execute(raise_on_error=False)
+    async def _ask_for(self, calls: list[_Call]) -> list[Any]:
+        return await ask(self._connection, [call.command for call in calls])
 
 
 def _encode(command: Iterable[Any]) -> list[bytes]:

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from headway.shared.autopipeline import AutoPipeline
+from headway.shared.connect import Command, ask, reach
 from headway.shared.errors import QueueUnavailable
 from headway.shared.job import Ticket, shard_of
 from headway.shared.keys import GROUP, Keys
@@ -19,6 +21,10 @@ from headway.shared.scripts import script
 MAX_BLOCK_S = 2.0
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: Seconds between two looks for lanes of earlier bounds.
+_LOOK_S = 1.0
 
 #: Seconds between two tries to wake a read that has not reached the server yet.
 _WAKE_AGAIN_S = 0.005
@@ -31,26 +37,43 @@ class LaneReader:
     repeated blindly: it raises, and `recover` then gives all entries that are this worker's.
     """
 
-    def __init__(self, redis: Redis, pipeline: AutoPipeline, keys: Keys, shard: str, worker: str, model: str) -> None:
-        self._redis = redis
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        pipeline: AutoPipeline,
+        keys: Keys,
+        shard: str,
+        worker: str,
+        model: str,
+    ) -> None:
+        self._connection = connection
         self._pipeline = pipeline
         self._keys = keys
         self._shard = shard
         self._worker = worker
         self._model = model
         self._grouped: set[str] = set()
+        self._found: set[str] = set()
+        self._looked_at = -_LOOK_S
+        self._client: int | None = None
         self._blocked_client: int | None = None
         self._wake_wanted = False
 
     async def lanes(self, known: Iterable[str]) -> list[str]:
         """The names of all lanes that may hold jobs of this model: the known ones, and what earlier bounds have left.
 
+        Those are looked for once a second, since others than the known ones are rare.
+
         Raises:
             QueueUnavailable: the server could not be reached.
         """
-        members = await self._pipeline.command("SMEMBERS", self._keys.lanes(self._shard))
-        mine = {m.decode().rpartition(":")[2] for m in members if m.decode().rpartition(":")[0] == self._model}
-        names = [*known, *sorted(mine - set(known))]
+        known = tuple(known)
+        if time.monotonic() - self._looked_at >= _LOOK_S:
+            members = await self._pipeline.command("SMEMBERS", self._keys.lanes(self._shard))
+            pairs = [member.decode().rpartition(":") for member in members]
+            self._found = {lane for model, _, lane in pairs if model == self._model}
+            self._looked_at = time.monotonic()
+        names = [*known, *sorted(self._found.difference(known))]
         await self._make_groups(names)
         return names
 
@@ -68,10 +91,7 @@ class LaneReader:
         keys = [stream for streams in lanes for stream in streams]
         most = sum(rooms.values()) if most is None else most
         args: list[str | int] = [GROUP, self._worker, most, len(lanes[0]), *rooms.values()]
-        answer = await self._safely(lambda: self._script("read", keys, args))
-        return await self._tickets(
-            (stream, entry, dict(zip(flat[::2], flat[1::2], strict=True))) for stream, entry, flat in answer
-        )
+        return await self._tickets(await self._safely(self._script("read", keys, args)))
 
     async def wait(self, lanes: Iterable[str], timeout_s: float | None) -> list[Ticket]:
         """Waits until a lane has an entry; at most one of each stream comes.
@@ -83,12 +103,12 @@ class LaneReader:
         """
         streams = {s: ">" for lane in lanes for s in self._keys.lane_streams(self._shard, self._model, lane)}
         deadline = asyncio.get_running_loop().time() + (MAX_BLOCK_S if timeout_s is None else timeout_s)
-        client = await self._client_id()
+        await self._safely(self._connected())
         timer = asyncio.create_task(self._wake_at(deadline))
         try:
             if self._wake_wanted:
                 return []
-            self._blocked_client = client
+            self._blocked_client = self._client
             return await self._xreadgroup(streams, 1, min(MAX_BLOCK_S, timeout_s or MAX_BLOCK_S))
         finally:
             self._blocked_client = None
@@ -118,15 +138,6 @@ class LaneReader:
                     return
             await asyncio.sleep(_WAKE_AGAIN_S)
 
-    async def _client_id(self) -> int | None:
-        """None where an ACL keeps it secret; then waits end by themselves."""
-        try:
-            return int(await self._redis.client_id())
-        except NoPermissionError:
-            return None
-        except RedisError as error:
-            raise QueueUnavailable(f"Redis: {error}") from error
-
     async def _wake_at(self, deadline: float) -> None:
         # The server looks at its blocked clients ten times a second only, so its own BLOCK is up to 100 ms late.
         await asyncio.sleep(max(0.0, deadline - asyncio.get_running_loop().time()))
@@ -147,49 +158,65 @@ class LaneReader:
                 raise QueueUnavailable(f"Redis: {error}") from error
 
     async def _xreadgroup(self, streams: dict[str, str], count: int | None, block_s: float = 0) -> list[Ticket]:
-        block_ms = round(1000 * block_s) or None  # BLOCK 0 would mean for ever.
-
-        async def read() -> Any:
-            return await self._redis.xreadgroup(GROUP, self._worker, streams, count=count, block=block_ms)  # type: ignore[arg-type]
-
-        answer = await self._safely(read)
-        return await self._tickets((stream, entry, fields) for stream, found in answer or () for entry, fields in found)
+        options: list[str | int] = [] if count is None else ["COUNT", count]
+        if block_ms := round(1000 * block_s):  # BLOCK 0 would mean for ever.
+            options += ["BLOCK", block_ms]
+        command = ["XREADGROUP", "GROUP", GROUP, self._worker, *options, "STREAMS", *streams, *streams.values()]
+        answer = await self._safely(self._ask(command))
+        return await self._tickets((stream, entry, flat) for stream, found in answer or () for entry, flat in found)
 
     async def _script(self, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
         lua = script(name)
+        command = ("EVALSHA", lua.sha, len(keys), *keys, *args)
         try:
-            return await self._redis.evalsha(lua.sha, len(keys), *keys, *args)
+            return await self._ask(command)
         except NoScriptError:
             # Nothing has been done, so that this may be repeated.
-            await self._redis.script_load(lua.text)
-            return await self._redis.evalsha(lua.sha, len(keys), *keys, *args)
+            await self._ask(("SCRIPT", "LOAD", lua.text))
+            return await self._ask(command)
 
-    async def _tickets(self, entries: Iterable[tuple[bytes, bytes, dict[bytes, bytes] | None]]) -> list[Ticket]:
+    async def _ask(self, command: Command) -> Any:
+        await self._connected()
+        (answer,) = await ask(self._connection, [command])
+        if isinstance(answer, RedisError):
+            raise answer
+        return answer
+
+    async def _connected(self) -> None:
+        """Connects if need be, and learns by which name it can be woken; None where an ACL keeps that secret."""
+        if not self._connection.is_connected:
+            await reach(self._connection)
+            (answer,) = await ask(self._connection, [("CLIENT", "ID")])
+            self._client = None if isinstance(answer, ResponseError) else int(answer)
+
+    async def _tickets(self, entries: Iterable[tuple[bytes, bytes, Sequence[bytes] | None]]) -> list[Ticket]:
         return [ticket for one in entries if (ticket := await self._ticket(*one))]
 
-    async def _ticket(self, stream: bytes, entry: bytes, fields: dict[bytes, bytes] | None) -> Ticket | None:
+    async def _ticket(self, stream: bytes, entry: bytes, flat: Sequence[bytes] | None) -> Ticket | None:
         """None for an entry that no script has written, or that is deleted already: it is dropped."""
         try:
-            return _decode(stream, entry, fields or {})
+            return _decode(stream, entry, flat or ())
         except (KeyError, ValueError):
             _log.error("dropped the malformed entry %s of %s", entry.decode(), stream.decode())
             await self._pipeline.command("XACK", stream, GROUP, entry)
             await self._pipeline.command("XDEL", stream, entry)
             return None
 
-    async def _safely(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _safely(self, work: Awaitable[_T]) -> _T:
         try:
-            return await call()
+            return await work
         except RedisError as error:
             if isinstance(error, ReadOnlyError):
                 # A demoted master keeps its clients; only a new connection finds the new one behind the same name.
-                await self._redis.connection_pool.disconnect()
+                await self._connection.disconnect()
             # NOGROUP: the server has lost the groups, in a failover or by FLUSHALL; make them again.
             self._grouped.clear()
+            self._looked_at = -_LOOK_S
             raise QueueUnavailable(f"Redis: {error}") from error
 
 
-def _decode(stream: bytes, entry: bytes, fields: dict[bytes, bytes]) -> Ticket:
+def _decode(stream: bytes, entry: bytes, flat: Sequence[bytes]) -> Ticket:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
     name, job_id = stream.decode(), fields[b"job"].decode()
     shard_of(job_id)
     return Ticket(

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from headway.shared.connect import reach
 from headway.shared.errors import frames
 
 #: A subscriber's callback: the message, or None when messages may have been missed (subscribed just now, or again).
@@ -29,16 +29,15 @@ _log = logging.getLogger(__name__)
 class Notices:
     """Hands messages to callbacks. A notice is a hint, never the truth: the log is, so a lost one does no harm."""
 
-    def __init__(self, redis: Redis, idle_channel: str) -> None:
+    def __init__(self, connection: AbstractConnection, idle_channel: str) -> None:
         """
         Args:
-            redis: a client that waits without a timeout and does not retry: reconnecting is this class's own affair,
+            connection: one that waits without a timeout and does not retry: reconnecting is this class's own affair,
                 because each reconnect must make all subscribers look again.
             idle_channel: a channel that keeps the connection subscribed while nobody else is.
         """
-        self._redis = redis
+        self._connection = connection
         self._idle_channel = idle_channel
-        self._connection: AbstractConnection | None = None
         self._callbacks: dict[bytes, list[Notify]] = defaultdict(list)
         self._confirmed: set[bytes] = set()
         self._listener = asyncio.create_task(self._listen(), name="notices")
@@ -71,7 +70,7 @@ class Notices:
     async def _send(self, command: str, channel: str) -> None:
         # Never on a broken connection, which redis-py would open again under the listener's feet. The listener
         # subscribes to all channels when it is back.
-        if self._connection is not None and self._connection.is_connected:
+        if self._connection.is_connected:
             with suppress(RedisError, OSError):
                 await self._connection.send_command(command, channel)
 
@@ -84,9 +83,9 @@ class Notices:
 
     async def _listen_once(self) -> None:
         # redis-py's PubSub reconnects in whichever task meets the error first, so two tasks make two connections.
-        pool = self._redis.connection_pool
-        self._connection = connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        connection = self._connection
         try:
+            await reach(connection)
             await connection.send_command("SUBSCRIBE", self._idle_channel, *self._callbacks)
             asked = False
             while True:
@@ -99,9 +98,7 @@ class Notices:
                     await connection.send_command("PING")
                 asked = message is None
         finally:
-            self._connection = None
             await connection.disconnect()
-            await pool.release(connection)
 
     def _hand_out(self, message: Any) -> None:
         """A message is its kind, the channel, and the payload or the number of subscriptions; a pong is shorter."""

@@ -85,13 +85,13 @@ class Queue:
             ConfigurationError: the URL is not one of Redis.
         """
         keys = Keys(prefix)
-        async with connect(url) as redis, connect(url, socket_timeout_s=None, retries=0) as subscriber:
-            pipeline, notices = AutoPipeline(redis), Notices(subscriber, keys.events(shard))
-            try:
-                yield cls(url, pipeline, notices, keys, retention or Retention(), shard)
-            finally:
-                await notices.aclose()
-                await pipeline.aclose()
+        pipeline = AutoPipeline(connect(url))
+        notices = Notices(connect(url, socket_timeout_s=None, retries=0), keys.events(shard))
+        try:
+            yield cls(url, pipeline, notices, keys, retention or Retention(), shard)
+        finally:
+            await notices.aclose()
+            await pipeline.aclose()
 
     @classmethod
     def of(cls, settings: Settings, url: str | None = None) -> "AbstractAsyncContextManager[Queue]":
@@ -163,8 +163,8 @@ class Queue:
 
     async def record(self, job_id: str) -> Record | None:
         """What is known of a job; None when there is no such job, or no longer."""
-        fields = await self._pipeline.command("HGETALL", self._keys.job(job_id))
-        return decode_record(job_id, fields) if fields else None
+        flat = await self._pipeline.command("HGETALL", self._keys.job(job_id))
+        return decode_record(job_id, flat) if flat else None
 
     async def result(self, job_id: str) -> Outcome | None:
         """How a job ended; None while it has not, or when the result has expired."""
@@ -208,8 +208,11 @@ class Queue:
     async def lane_reader(self, worker: str, model: str) -> AsyncIterator[LaneReader]:
         """The worker's way to its lanes: a third connection, for blocking reads."""
         # A read that its server has not ended in time is one whose server has vanished.
-        async with connect(self._url, socket_timeout_s=MAX_BLOCK_S + SOCKET_TIMEOUT_S, retries=0) as redis:
-            yield LaneReader(redis, self._pipeline, self._keys, self._shard, worker, model)
+        connection = connect(self._url, socket_timeout_s=MAX_BLOCK_S + SOCKET_TIMEOUT_S, retries=0)
+        try:
+            yield LaneReader(connection, self._pipeline, self._keys, self._shard, worker, model)
+        finally:
+            await connection.disconnect()
 
     @asynccontextmanager
     async def cancels(self, notify: Callable[[bytes | None], None]) -> AsyncIterator[None]:
@@ -230,7 +233,7 @@ class Queue:
         if answer[0] != b"opened":
             return None
         _, flat, body = answer
-        return decode_delivery(ticket, dict(zip(flat[::2], flat[1::2], strict=True)), body or b"")
+        return decode_delivery(ticket, flat, body or b"")
 
     async def append(self, delivery: Delivery, offset: int, replies: Sequence[Reply]) -> tuple[Append, bool]:
         """Publishes replies behind `offset`; whether it worked, and whether somebody wants the job cancelled.
@@ -326,7 +329,8 @@ class Queue:
             self._pipeline.command("HMGET", self._keys.job(job_id), "status", "log", "offset"),
             self._pipeline.command("XRANGE", self._keys.log(job_id), f"({after}-0", "+", "COUNT", _PAGE),
         )
-        replies = [Reply(int(i.split(b"-")[0]), f[b"kind"].decode(), f[b"data"]) for i, f in entries]
+        # Of the fields in an entry, the scripts always write the kind first and then the data.
+        replies = [Reply(int(i.split(b"-")[0]), kind.decode(), data) for i, (_, kind, _, data) in entries]
         if record[0] is None:
             if replies:
                 return False, replies

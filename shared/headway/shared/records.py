@@ -1,14 +1,14 @@
 """How a record's hash becomes values. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import cast
 
 from headway.shared.job import Delivery, Job, Record, Status, Ticket, Tier
 
 
-def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
-    """The record of a job from its hash."""
-    text = {name.decode(): value.decode() for name, value in fields.items()}
+def decode_record(job_id: str, flat: Sequence[bytes]) -> Record:
+    """The record of a job from its hash, names and values in turn."""
+    text = {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
     def number(name: str) -> int | None:
         return int(float(text[name])) if text.get(name) else None
@@ -41,9 +41,9 @@ def decode_record(job_id: str, fields: Mapping[bytes, bytes]) -> Record:
     )
 
 
-def decode_delivery(ticket: Ticket, fields: Mapping[bytes, bytes], body: bytes) -> Delivery:
+def decode_delivery(ticket: Ticket, flat: Sequence[bytes], body: bytes) -> Delivery:
     """The delivery that `open` answers with."""
-    record = decode_record(ticket.job_id, fields)
+    record = decode_record(ticket.job_id, flat)
     job = _decode_job(ticket, record, body)
     opened_ms = record.started_at_ms or 0
     return Delivery(
