@@ -19,7 +19,7 @@ import uvloop
 OUTPUT_TOKENS = 64
 
 #: The same for answers of which only the first text counts.
-_FEW_TOKENS = 4
+_FEW_TOKENS = 2
 
 #: In the small model's vocabulary a token each. With the chat template, 20 of them are a prompt of some 50 tokens.
 _WORDS = ("railway", "station", "journey", "distance", "platform", "passenger", "schedule", "conductor", "junction")
@@ -28,8 +28,8 @@ _PROMPT_WORDS = 20
 #: Of a prompt whose first text is timed: the less there is to compute, the less the engine's own scatter hides.
 _FEW_WORDS = 2
 
-#: Seconds after which a system is idle again: what comes behind an answer's end must not delay the next request.
-_PAUSE_S = 0.1
+#: Seconds after which a system is idle again: vLLM's processes spin for one more after their last step.
+_PAUSE_S = 1.2
 
 _PATIENCE_S = 600
 

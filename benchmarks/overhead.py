@@ -53,9 +53,9 @@ CONCURRENCY = 32
 ENGINE_ARGS = ("--max-num-seqs", "128", "--no-enable-prefix-caching")
 
 #: Requests to each side in one round on the idle system.
-IDLE_REQUESTS = 40
+IDLE_REQUESTS = 30
 
-#: What happens to a request between its sending and its first text, in this order.
+#: What happens to a request between its sending and its first text, in this order. The direct side has `DIRECT_STAGES`.
 STAGES = {
     "accept": "the API parses, counts tokens, submits",
     "read": "the worker reads it from its lane",
@@ -63,6 +63,7 @@ STAGES = {
     "generate": "vLLM, up to its first text",
     "deliver": "append, notice, the API reads and sends",
 }
+DIRECT_STAGES = ("accept", "generate", "deliver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,12 @@ class Round:
     Attributes:
         rates: output tokens a second of each side in a closed loop of `CONCURRENCY` callers, by how they ask.
         first_token_s: seconds from the sending of each request to its first text, on the idle system.
-        stages_s: the same seconds of each of Headway's requests, by stage.
+        stages_s: the same seconds of each request, by stage.
     """
 
     rates: dict[How, dict[Side, float]]
     first_token_s: dict[Side, list[float]]
-    stages_s: list[dict[str, float]]
+    stages_s: dict[Side, list[dict[str, float]]]
 
     def ratio(self, how: How) -> float:
         return self.rates[how]["headway"] / self.rates[how]["direct"]
@@ -150,8 +151,9 @@ async def _both_sides(console: Console, stack: Stack) -> AsyncIterator["_Bench"]
         assert isinstance(engine, _WatchedEngine)
         assert isinstance(queue, _WatchedQueue)
         worker = Worker(queue, engine, name="overhead", model=settings.model_name, lanes=settings.lanes)
-        async with _serving(engine.app) as direct, _working(worker):
-            yield _Bench({"direct": direct, "headway": stack.api_url}, settings.model_name, engine, queue)
+        watched = _WatchedApp(engine.app)
+        async with _serving(watched) as direct, _working(worker):
+            yield _Bench({"direct": direct, "headway": stack.api_url}, settings.model_name, engine, queue, watched)
 
 
 class _WatchedEngine(VllmEngine):
@@ -186,23 +188,56 @@ class _WatchedQueue(Queue):
         return await super().open(ticket, worker, batch)
 
 
+class _WatchedApp:
+    """Notes, in Unix seconds, when the direct side had read each request and when its first text came."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.instants: list[list[float]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        instants: list[float] = []
+        self.instants.append(instants)
+
+        async def watched_receive() -> Any:
+            message = await receive()
+            if not instants and message["type"] == "http.request" and not message["more_body"]:
+                instants.append(time.time())
+            return message
+
+        async def watched_send(message: Any) -> None:
+            if len(instants) == 1 and any(has_text(chunk) for chunk in chunks(message.get("body", b""))):
+                instants.append(time.time())
+            await send(message)
+
+        await self._app(scope, watched_receive, watched_send)
+
+
 @dataclass(frozen=True)
 class _Bench:
     urls: Mapping[Side, str]
     model: str
     engine: _WatchedEngine
     queue: _WatchedQueue
+    app: _WatchedApp
 
     async def round(self, number: int, requests: int, hows: Sequence[How]) -> Round:
         """The throughput of both sides, and then the idle system; who goes first changes."""
         rates: dict[How, dict[Side, float]] = {}
         for step, how in enumerate(hows, number):
             rates[how] = {side: await self._rate(side, number, requests, how) for side in order(step)}
+        self.app.instants.clear()
         asked = await self._first_tokens(number)
         seconds: dict[Side, list[float]] = {
             side: [one["token_at"] - one["sent_at"] for one in asked[side]] for side in SIDES
         }
-        return Round(rates, seconds, [await self._stages(one) for one in asked["headway"]])
+        # The direct side was asked one by one, so its instants are in the order of its requests.
+        direct = zip(asked["direct"], self.app.instants, strict=True)
+        stages: dict[Side, list[dict[str, float]]] = {
+            "direct": [_between(DIRECT_STAGES, one, instants) for one, instants in direct],
+            "headway": [await self._stages(one) for one in asked["headway"]],
+        }
+        return Round(rates, seconds, stages)
 
     async def _first_tokens(self, number: int) -> dict[Side, list[dict[str, Any]]]:
         sides = order(number)
@@ -221,9 +256,8 @@ class _Bench:
         assert record is not None
         # Redis keeps whole milliseconds: on average half a one is cut off.
         queued_at = (record.queued_at_ms + 0.5) / 1000
-        instants = [request["sent_at"], queued_at, self.queue.read_at[job]]
-        instants += [self.engine.called_at[job], self.engine.token_at[job], request["token_at"]]
-        return {name: end - begin for name, (begin, end) in zip(STAGES, pairwise(instants), strict=True)}
+        instants = [queued_at, self.queue.read_at[job], self.engine.called_at[job], self.engine.token_at[job]]
+        return _between(STAGES, request, instants)
 
     async def _load(self, *arguments: str, seed: str) -> Any:
         """Runs the load generator and gives what it prints."""
@@ -239,6 +273,12 @@ class _Bench:
         if process.returncode:
             raise click.ClickException(f"the load generator failed:\n{complaint.decode()}")
         return json.loads(output)
+
+
+def _between(stages: Iterable[str], request: Mapping[str, Any], instants: Sequence[float]) -> dict[str, float]:
+    """Seconds of each stage, whose ends are the instants between the sending of a request and its first text."""
+    pairs = pairwise([request["sent_at"], *instants, request["token_at"]])
+    return {name: end - begin for name, (begin, end) in zip(stages, pairs, strict=True)}
 
 
 class _Server(uvicorn.Server):
@@ -286,12 +326,20 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
     line |= _spread("added_ttft_ms_p50", [1000 * statistics.median(one.added_s) for one in rounds], 1)
     line["added_ttft_ms_p50"] = _median(1000 * added_s for one in rounds for added_s in one.added_s)
     first_ms = {side: [1000 * s for one in rounds for s in one.first_token_s[side]] for side in SIDES}
-    requests = [request for one in rounds for request in one.stages_s]
+    stages_s = {side: [stages for one in rounds for stages in one.stages_s[side]] for side in SIDES}
     return {
         **line,
         "ttft_ms_p50": {side: _median(first_ms[side]) for side in SIDES},
-        "stages_ms_p50": {name: _median(1000 * request[name] for request in requests) for name in STAGES},
+        "outside_vllm_ms_p50": {side: _median(map(_outside_vllm_ms, stages_s[side])) for side in SIDES},
+        "stages_ms_p50": {
+            side: {name: _median(1000 * stages[name] for stages in stages_s[side]) for name in stages_s[side][0]}
+            for side in SIDES
+        },
     }
+
+
+def _outside_vllm_ms(stages_s: Mapping[str, float]) -> float:
+    return 1000 * sum(seconds for name, seconds in stages_s.items() if name != "generate")
 
 
 def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, Any]:
@@ -301,6 +349,14 @@ def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, Any]:
 
 def _median(values: Iterable[float]) -> float:
     return round(statistics.median(values), 1)
+
+
+def chunks(body: bytes) -> Iterator[dict[str, Any]]:
+    """The chunks in a part of an event stream, which begins and ends between two events."""
+    for line in body.splitlines():
+        data = line.removeprefix(b"data: ")
+        if data not in (line, b"[DONE]"):
+            yield json.loads(data)
 
 
 def has_text(chunk: Mapping[str, Any]) -> bool:
@@ -325,13 +381,15 @@ def _rates(rounds: Sequence[Round]) -> Table:
 
 def _first_tokens(rounds: Sequence[Round]) -> Table:
     figures = summary(rounds)
-    table = _right("time to first text, idle", "ms (median)", "")
-    for side in SIDES:
-        table.add_row(side, f"{figures['ttft_ms_p50'][side]:.1f}", "")
+    table = _right("ms to first text, idle", *SIDES, "")
     low_high = "{:.1f} to {:.1f}".format(*figures["added_ttft_ms_p50_range"])
-    table.add_row("added", f"{figures['added_ttft_ms_p50']:.1f}", f"rounds: {low_high}")
+    added = f"added: {figures['added_ttft_ms_p50']:.1f} (rounds: {low_high})"
+    table.add_row("median", *(f"{figures['ttft_ms_p50'][side]:.1f}" for side in SIDES), added)
     for name, text in STAGES.items():
-        table.add_row(f"  {name}", f"{figures['stages_ms_p50'][name]:.1f}", text)
+        stages = [figures["stages_ms_p50"][side].get(name) for side in SIDES]
+        table.add_row(f"  {name}", *("" if ms is None else f"{ms:.1f}" for ms in stages), text)
+    outside = [f"{figures['outside_vllm_ms_p50'][side]:.1f}" for side in SIDES]
+    table.add_row("  all but generate", *outside, "which vLLM's own scatter does not reach")
     return table
 
 

@@ -23,11 +23,14 @@ def load(overhead: ModuleType) -> ModuleType:
 
 
 def a_round(overhead: ModuleType, streamed: float, plain: float, direct_ms: list[int], headway_ms: list[int]) -> Any:
-    """A round in which the direct side makes 100 tokens a second, and each stage of a request takes a fifth of it."""
+    """A round in which the direct side makes 100 tokens a second, and the stages of a request are equally long."""
     return overhead.Round(
         rates={"stream": {"direct": 100.0, "headway": streamed}, "plain": {"direct": 100.0, "headway": plain}},
         first_token_s={"direct": [ms / 1000 for ms in direct_ms], "headway": [ms / 1000 for ms in headway_ms]},
-        stages_s=[dict.fromkeys(overhead.STAGES, ms / 5000) for ms in headway_ms],
+        stages_s={
+            "direct": [dict.fromkeys(overhead.DIRECT_STAGES, ms / 3000) for ms in direct_ms],
+            "headway": [dict.fromkeys(overhead.STAGES, ms / 5000) for ms in headway_ms],
+        },
     )
 
 
@@ -54,7 +57,9 @@ def test_figures_are_medians_over_rounds_with_their_ranges(overhead: ModuleType)
     assert (line["added_ttft_ms_p50"], line["added_ttft_ms_p50_range"]) == (7.0, [5.0, 90.0])
     assert line["tokens_per_s"] == {"direct": 100.0, "headway": 96.0}
     assert line["ttft_ms_p50"] == {"direct": 110.0, "headway": 125.0}
-    assert line["stages_ms_p50"] == dict.fromkeys(overhead.STAGES, 25.0)
+    assert line["stages_ms_p50"]["headway"] == dict.fromkeys(overhead.STAGES, 25.0)
+    assert line["stages_ms_p50"]["direct"] == dict.fromkeys(overhead.DIRECT_STAGES, 36.7)
+    assert line["outside_vllm_ms_p50"] == {"direct": 73.3, "headway": 100.0}
     assert line["rounds"] == 3
 
 
@@ -63,6 +68,12 @@ def test_figures_are_medians_over_rounds_with_their_ranges(overhead: ModuleType)
 )
 def test_the_role_alone_is_no_text(overhead: ModuleType, delta: dict[str, str], text: bool) -> None:
     assert overhead.has_text({"choices": [{"delta": delta}]}) is text
+
+
+def test_chunks_of_a_part_of_a_stream(overhead: ModuleType) -> None:
+    body = b'data: {"a": 1}\n\ndata: {"b": 2}\n\n: waiting\n\ndata: [DONE]\n\n'
+
+    assert list(overhead.chunks(body)) == [{"a": 1}, {"b": 2}]
 
 
 def test_prompts_differ_from_the_start_and_are_of_one_length(load: ModuleType) -> None:
