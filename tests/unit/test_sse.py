@@ -1,13 +1,17 @@
-"""Framing of server-sent events."""
+"""Server-sent events: their frames, and how they are sent."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from httpx_sse import ServerSentEvent
 from httpx_sse._decoders import SSEDecoder
 
-from headway.api.sse import DONE, HEARTBEAT, data_frame, event_frame, is_usage_only
+from headway.api.sse import DONE, HEARTBEAT, data_frame, event_frame, is_usage_only, response
 from headway.shared.job import Reply
+from helpers import PATIENCE_S
 
 
 def decode(frames: bytes) -> list[ServerSentEvent]:
@@ -59,3 +63,66 @@ def test_a_heartbeat_is_no_event() -> None:
 )
 def test_which_chunk_has_the_usage_alone(chunk: bytes, expected: bool) -> None:
     assert is_usage_only(chunk) is expected
+
+
+async def made(*steps: bytes | float | Exception, closed: asyncio.Event | None = None) -> AsyncGenerator[bytes, None]:
+    """Frames, pauses in seconds, and an error at the end."""
+    try:
+        for step in steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, bytes):
+                yield step
+            else:
+                await asyncio.sleep(step)
+    finally:
+        if closed:
+            closed.set()
+
+
+def parts_of(frames: AsyncGenerator[bytes, None], heartbeat_s: float = PATIENCE_S) -> Any:
+    """What a response sends."""
+    return response(frames, heartbeat_s, {}).body_iterator
+
+
+async def sent(frames: AsyncGenerator[bytes, None], heartbeat_s: float = PATIENCE_S) -> list[bytes]:
+    return [part async for part in parts_of(frames, heartbeat_s) if part]
+
+
+async def test_frames_that_are_there_travel_together() -> None:
+    assert await sent(made(b"a", b"b", 0.02, b"c")) == [b"ab", b"c"]
+
+
+async def test_a_slow_client_gets_all_frames_in_order() -> None:
+    frames = [b"%d;" % number for number in range(1000)]
+
+    assert b"".join(await sent(made(*frames))) == b"".join(frames)
+
+
+async def test_silence_is_filled_with_heartbeats() -> None:
+    parts = await sent(made(b"a", 0.2, b"b"), heartbeat_s=0.05)
+
+    assert (parts[0], parts[-1]) == (b"a", b"b")
+    assert len(parts) > 2
+    assert set(parts[1:-1]) == {HEARTBEAT}
+
+
+async def test_a_fault_comes_behind_what_was_there() -> None:
+    # Given frames that break off
+    parts = parts_of(made(b"a", ZeroDivisionError()))
+
+    # If they are sent, I expect what was there, and then the fault
+    assert await anext(parts) == b"a"
+    with pytest.raises(ZeroDivisionError):
+        await anext(parts)
+
+
+async def test_a_client_that_leaves_ends_the_frames() -> None:
+    # Given a response of which the client has had the first part
+    closed = asyncio.Event()
+    parts = parts_of(made(b"a", PATIENCE_S, closed=closed))
+    assert await anext(parts) == b"a"
+
+    # If it leaves, I expect the frames to end
+    await parts.aclose()
+    assert closed.is_set()

@@ -4,21 +4,21 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from headway.api import sse
 from headway.api.errors import NotCompleted, accepted_as, shown
-from headway.api.following import follow, next_of, rejoin, unless_gone, until_end, with_heartbeats
+from headway.api.following import follow, peek, unless_gone, until_end
 from headway.api.service import Service, job_headers
 from headway.shared.errors import HeadwayError, StreamRestarted
 from headway.shared.intake import Accepted
 from headway.shared.job import Job, Outcome, Reply, Status
 
-#: Replies of a job that runs, and None where a heartbeat is due.
-Replies = AsyncGenerator[Reply | None, None]
+#: Replies of a job that runs.
+Replies = AsyncGenerator[Reply, None]
 
-#: The data of events, and None where a heartbeat is due.
-Events = AsyncGenerator[bytes | None, None]
+#: The data of events.
+Events = AsyncGenerator[bytes, None]
 
 
 async def accept(
@@ -45,15 +45,16 @@ async def answer(request: Request, service: Service, job: Job) -> Outcome:
 async def stream(request: Request, service: Service, job: Job, dialect: Callable[[Replies], Events]) -> Response:
     """The job's replies as server-sent events, which a dialect makes of them; same errors as `answer`.
 
-    The headers are held back until something is known: an error before the first token then has its own status.
+    The headers are held back until something is known, or a heartbeat is due: an error before the first token then has
+    its own status.
     """
-    replies = with_heartbeats(follow(service.queue, job.id), service.settings.heartbeat_s)
-    first = await unless_gone(request, next_of(replies))
+    heartbeat_s = service.settings.heartbeat_s
+    first, replies = await unless_gone(request, peek(follow(service.queue, job.id), heartbeat_s))
     if first is not None and first.final:
         await replies.aclose()
         await _completed(service, job)
-    frames = _frames(dialect(until_completed(service, job, rejoin(first, replies))))
-    return StreamingResponse(frames, headers=sse.HEADERS | job_headers(job.id, job.lane), media_type=sse.MEDIA_TYPE)
+    frames = _frames(dialect(until_completed(service, job, replies)))
+    return sse.response(frames, heartbeat_s, job_headers(job.id, job.lane))
 
 
 async def until_completed(service: Service, job: Job, replies: Replies) -> Replies:
@@ -64,7 +65,7 @@ async def until_completed(service: Service, job: Job, replies: Replies) -> Repli
     """
     async with aclosing(replies):
         async for reply in replies:
-            if reply is None or not reply.final:
+            if not reply.final:
                 yield reply
             elif reply.data != Status.COMPLETED.encode():
                 await _completed(service, job)
@@ -79,9 +80,7 @@ async def openai_chunks(accepted: Accepted, replies: Replies) -> Events:
     begun = False
     async with aclosing(replies):
         async for reply in replies:
-            if reply is None:
-                yield None
-            elif reply.kind == "restarted" and begun:
+            if reply.kind == "restarted" and begun:
                 raise StreamRestarted(f"Text sent so far is void: the job began again. Read {accepted.job.id} anew.")
             elif reply.kind == "chunk" and (accepted.include_usage or not sse.is_usage_only(reply.data)):
                 begun = True
@@ -99,7 +98,7 @@ async def _frames(events: Events) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(events):
             async for data in events:
-                yield sse.HEARTBEAT if data is None else sse.data_frame(data)
+                yield sse.data_frame(data)
         yield sse.DONE
     except HeadwayError as error:
         yield sse.data_frame(shown(error))

@@ -28,35 +28,31 @@ async def until_end(queue: Queue, job_id: str) -> None:
         pass
 
 
-async def with_heartbeats(replies: AsyncGenerator[Reply, None], every_s: float) -> AsyncGenerator[Reply | None, None]:
-    """The replies up to the final one, and None after each `every_s` seconds of silence."""
-    coming = asyncio.create_task(next_of(replies))
+async def peek(
+    items: AsyncGenerator[_T, None], timeout_s: float | None = None
+) -> tuple[_T | None, AsyncGenerator[_T, None]]:
+    """The first item, or None when it does not come in time; and all items, the first included."""
+    first = asyncio.create_task(_next_of(items))
     try:
-        while True:
-            done, _ = await asyncio.wait({coming}, timeout=every_s)
-            if not done:
-                yield None
-                continue
-            reply = coming.result()
-            if reply.final:
-                yield reply
-                return
-            coming = asyncio.create_task(next_of(replies))
-            yield reply
-    finally:
-        await _end(coming)
-        await replies.aclose()
+        await asyncio.wait({first}, timeout=timeout_s)
+        return first.result() if first.done() else None, _rejoin(first, items)
+    except BaseException:
+        await end(first)
+        await items.aclose()
+        raise
 
 
-async def next_of(items: AsyncGenerator[_T, None]) -> _T:
-    """The next item, as a coroutine, which `anext` is not."""
+async def _next_of(items: AsyncGenerator[_T, None]) -> _T:
+    # A coroutine, which `anext` is not.
     return await anext(items)
 
 
-async def rejoin(first: _T, rest: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
-    """All items again, of which the first was looked at."""
+async def _rejoin(first: "asyncio.Task[_T]", rest: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
     async with aclosing(rest):
-        yield first
+        try:
+            yield await first
+        finally:
+            await end(first)
         async for item in rest:
             yield item
 
@@ -79,8 +75,8 @@ async def unless(interruption: Coroutine[Any, Any, NoReturn], work: Coroutine[An
             watching.result()
         return working.result()
     finally:
-        await _end(working)
-        await _end(watching)
+        await end(working)
+        await end(watching)
 
 
 async def _hang_up(request: Request) -> NoReturn:
@@ -89,7 +85,8 @@ async def _hang_up(request: Request) -> NoReturn:
     raise ClientDisconnect
 
 
-async def _end(task: "asyncio.Task[Any]") -> None:
+async def end(task: "asyncio.Task[Any]") -> None:
+    """Cancels a task and returns when it has ended, however."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

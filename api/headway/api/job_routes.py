@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from headway.api import sse
 from headway.api.errors import accepted_as, json_response, shown
-from headway.api.following import follow, next_of, rejoin, unless_gone, until_end, with_heartbeats
+from headway.api.following import follow, peek, unless_gone, until_end
 from headway.api.job_object import links
 from headway.api.prefer import MAX_WAIT_S, preferences, wait_s
 from headway.api.schemas import ErrorAnswer, JobObject, JobRequest
@@ -105,9 +105,8 @@ async def events(
     replies = follow(service.queue, job_id, offset)
     if ended:
         # What there is of it is there already, or it is an error that can have its own status.
-        replies = rejoin(await next_of(replies), replies)
-    frames = _frames(service, job_id, replies)
-    return StreamingResponse(frames, headers=sse.HEADERS | headers, media_type=sse.MEDIA_TYPE)
+        _, replies = await peek(replies)
+    return sse.response(_frames(job_id, replies), service.settings.heartbeat_s, headers)
 
 
 @router.post("/{job_id}/cancel", responses={200: {"model": JobObject}, **_UNKNOWN})
@@ -135,11 +134,10 @@ def _offset(name: str, text: str | None) -> int:
     return int(text)
 
 
-async def _frames(service: Service, job_id: str, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
-    beating = with_heartbeats(replies, service.settings.heartbeat_s)
+async def _frames(job_id: str, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
     try:
-        async with aclosing(beating):
-            async for reply in beating:
-                yield sse.HEARTBEAT if reply is None else sse.event_frame(job_id, reply)
+        async with aclosing(replies):
+            async for reply in replies:
+                yield sse.event_frame(job_id, reply)
     except HeadwayError as error:
         yield b"event: error\n" + sse.data_frame(shown(error))

@@ -109,9 +109,7 @@ async def _texts_so_far(order: _Order, job: Job, replies: Replies) -> Events:
     outputs = [""] * job.choices
     async with aclosing(replies):
         async for reply in replies:
-            if reply is None:
-                yield None
-            elif reply.kind == "restarted":
+            if reply.kind == "restarted":
                 outputs = [""] * job.choices
             elif choices := json.loads(reply.data).get("choices"):
                 for choice in choices:

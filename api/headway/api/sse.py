@@ -1,8 +1,13 @@
-"""Framing of server-sent events. Pure."""
+"""Server-sent events: their frames, and the response that sends them."""
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncGenerator, Mapping
 
+from starlette.responses import StreamingResponse
+
+from headway.api.following import end
 from headway.shared.job import Reply
 
 MEDIA_TYPE = "text/event-stream"
@@ -12,6 +17,9 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 #: A comment: readers ignore it, and proxies see that the connection lives.
 HEARTBEAT = b": waiting\n\n"
+
+#: Frames that wait for a slow client; more stay in the log.
+_MOST = 100
 
 #: How an OpenAI stream ends when the answer is complete.
 DONE = b"data: [DONE]\n\n"
@@ -31,6 +39,45 @@ def event_frame(job_id: str, reply: Reply) -> bytes:
     else:
         data = reply.data or b"{}"
     return f"id: {reply.offset}\nevent: {reply.kind}\n".encode() + data_frame(data)
+
+
+def response(frames: AsyncGenerator[bytes, None], heartbeat_s: float, headers: Mapping[str, str]) -> StreamingResponse:
+    """The response that sends frames as they come, and a heartbeat after each `heartbeat_s` seconds of silence."""
+    return StreamingResponse(_together(frames, heartbeat_s), headers={**HEADERS, **headers}, media_type=MEDIA_TYPE)
+
+
+async def _together(frames: AsyncGenerator[bytes, None], heartbeat_s: float) -> AsyncGenerator[bytes, None]:
+    """What is there at one moment travels together: each message wakes the client, and costs a system call."""
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST)
+    collecting = asyncio.create_task(_collect(frames, waiting))
+    try:
+        last: bytes | None = b""
+        while last is not None:
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    parts = [await waiting.get()]
+            except TimeoutError:
+                yield HEARTBEAT
+                continue
+            while not waiting.empty():
+                parts.append(waiting.get_nowait())
+            last = parts[-1]
+            yield b"".join(part for part in parts if part is not None)
+        await collecting
+    finally:
+        await end(collecting)
+        await frames.aclose()
+
+
+async def _collect(frames: AsyncGenerator[bytes, None], waiting: "asyncio.Queue[bytes | None]") -> None:
+    """Ends with None, also after an error, which is then its own."""
+    try:
+        async for frame in frames:
+            await waiting.put(frame)
+    except Exception:
+        await waiting.put(None)
+        raise
+    await waiting.put(None)
 
 
 def is_usage_only(chunk: bytes) -> bool:

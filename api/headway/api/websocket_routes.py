@@ -110,9 +110,7 @@ async def _send_chunks(websocket: WebSocket, service: Service, accepted: Accepte
     replies = until_completed(service, accepted.job, follow(service.queue, accepted.job.id))
     async with aclosing(openai_chunks(accepted, replies)) as chunks:
         async for chunk in chunks:
-            # None is where HTTP needs a heartbeat. A WebSocket has the server's own pings.
-            if chunk is not None:
-                await _send(websocket, chunk)
+            await _send(websocket, chunk)
 
 
 async def _send(websocket: WebSocket, message: bytes) -> None:
