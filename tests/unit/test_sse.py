@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import anyio
 import pytest
 from httpx_sse import ServerSentEvent
 from httpx_sse._decoders import SSEDecoder
@@ -126,3 +127,25 @@ async def test_a_client_that_leaves_ends_the_frames() -> None:
     # If it leaves, I expect the frames to end
     await parts.aclose()
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+async def test_a_client_that_hangs_up_ends_the_frames(taken: int) -> None:
+    # Given one that is slow (more frames than wait for it) or waits for the next, in the scope in which Starlette cancels
+    closed = asyncio.Event()
+    steps = [b"a"] * 1000 if taken == 1 else [b"a", PATIENCE_S]
+    async with anyio.create_task_group() as group:
+        group.start_soon(_take, parts_of(made(*steps, closed=closed)), taken)
+        await asyncio.sleep(0.05)
+        # If it hangs up
+        group.cancel_scope.cancel()
+
+    # I expect the frames to end
+    async with asyncio.timeout(PATIENCE_S):
+        await closed.wait()
+
+
+async def _take(parts: Any, count: int) -> None:
+    for _ in range(count):
+        await anext(parts)
+    await anyio.sleep_forever()

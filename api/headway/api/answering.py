@@ -49,9 +49,11 @@ async def stream(request: Request, service: Service, job: Job, dialect: Callable
     its own status.
     """
     heartbeat_s = service.settings.heartbeat_s
-    first, replies = await unless_gone(request, peek(follow(service.queue, job.id), heartbeat_s))
+    following = follow(service.queue, job.id)
+    first, replies = await unless_gone(request, peek(following, heartbeat_s))
     if first is not None and first.final:
-        await replies.aclose()
+        # Not `replies`: nothing of them has begun, so that to close them would close nothing.
+        await following.aclose()
         await _completed(service, job)
     frames = _frames(dialect(until_completed(service, job, replies)))
     return sse.response(frames, heartbeat_s, job_headers(job.id, job.lane))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 
@@ -19,7 +20,7 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 HEARTBEAT = b": waiting\n\n"
 
 #: Frames that wait for a slow client; more stay in the log.
-_MOST = 100
+_MOST = 16
 
 #: How an OpenAI stream ends when the answer is complete.
 DONE = b"data: [DONE]\n\n"
@@ -72,8 +73,10 @@ async def _together(frames: AsyncGenerator[bytes, None], heartbeat_s: float) -> 
 async def _collect(frames: AsyncGenerator[bytes, None], waiting: "asyncio.Queue[bytes | None]") -> None:
     """Ends with None, also after an error, which is then its own."""
     try:
-        async for frame in frames:
-            await waiting.put(frame)
+        # Here and not in the response alone, whose own end is cut short when its client hangs up.
+        async with aclosing(frames):
+            async for frame in frames:
+                await waiting.put(frame)
     except Exception:
         await waiting.put(None)
         raise

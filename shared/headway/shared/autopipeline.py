@@ -120,8 +120,9 @@ class AutoPipeline:
         unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
             texts = {lua.text for i in unknown if (lua := calls[i].script)}
-            await ask(self._connection, [("SCRIPT", "LOAD", text) for text in texts])
-            again = await self._ask_for([calls[i] for i in unknown])
+            loaded = await ask(self._connection, [("SCRIPT", "LOAD", text) for text in texts])
+            refused = next((answer for answer in loaded if isinstance(answer, RedisError)), None)
+            again = [refused] * len(unknown) if refused else await self._ask_for([calls[i] for i in unknown])
             for i, answer in zip(unknown, again, strict=True):
                 answers[i] = answer
         if any(isinstance(answer, ReadOnlyError) for answer in answers):

@@ -1,4 +1,4 @@
-"""Connections to Redis: each is held by one task, which spares a pool's checks before each command."""
+"""Connections to Redis: each is held by its one user, which spares a pool's checks before each command."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,8 @@ from headway.shared.errors import ConfigurationError
 #: Seconds that a command may take before the connection counts as dead; all commands but blocking reads are short.
 SOCKET_TIMEOUT_S = 5.0
 
-#: A command whose connection broke is sent again, which every command here allows; about 1 s of pauses in all.
+#: A command whose connection broke is sent again, which all allow but reads of lanes, for which it is switched off;
+#: about 1 s of pauses in all.
 RETRY = (5, ExponentialWithJitterBackoff(base=0.02, cap=0.5))
 
 #: A command and its arguments.
@@ -61,6 +62,8 @@ async def reach(connection: AbstractConnection) -> None:
 
 async def ask(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
     """Sends commands as one pipeline; the answers as they are on the wire, a refused command's is a ResponseError.
+
+    When the connection breaks they are sent again, as often as it retries.
 
     Raises:
         RedisError: as `reach`, or the connection broke each time.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from headway.shared.autopipeline import AutoPipeline
 from headway.shared.connect import Command, ask, reach
@@ -187,7 +187,10 @@ class LaneReader:
         if not self._connection.is_connected:
             await reach(self._connection)
             (answer,) = await ask(self._connection, [("CLIENT", "ID")])
-            self._client = None if isinstance(answer, ResponseError) else int(answer)
+            if isinstance(answer, RedisError) and not isinstance(answer, NoPermissionError):
+                await self._connection.disconnect()
+                raise answer
+            self._client = None if isinstance(answer, NoPermissionError) else int(answer)
 
     async def _tickets(self, entries: Iterable[tuple[bytes, bytes, Sequence[bytes] | None]]) -> list[Ticket]:
         return [ticket for one in entries if (ticket := await self._ticket(*one))]

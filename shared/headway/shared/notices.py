@@ -38,6 +38,7 @@ class Notices:
         """
         self._connection = connection
         self._idle_channel = idle_channel
+        self._ready = False
         self._callbacks: dict[bytes, list[Notify]] = defaultdict(list)
         self._confirmed: set[bytes] = set()
         self._listener = asyncio.create_task(self._listen(), name="notices")
@@ -68,9 +69,9 @@ class Notices:
             await self._listener
 
     async def _send(self, command: str, channel: str) -> None:
-        # Never on a broken connection, which redis-py would open again under the listener's feet. The listener
-        # subscribes to all channels when it is back.
-        if self._connection.is_connected:
+        # Never on a broken connection, which redis-py would open again under the listener's feet, nor into a handshake,
+        # whose answers would then be another's. The listener subscribes to all channels when it is back.
+        if self._ready and self._connection.is_connected:
             with suppress(RedisError, OSError):
                 await self._connection.send_command(command, channel)
 
@@ -86,6 +87,7 @@ class Notices:
         connection = self._connection
         try:
             await reach(connection)
+            self._ready = True
             await connection.send_command("SUBSCRIBE", self._idle_channel, *self._callbacks)
             asked = False
             while True:
@@ -98,6 +100,7 @@ class Notices:
                     await connection.send_command("PING")
                 asked = message is None
         finally:
+            self._ready = False
             await connection.disconnect()
 
     def _hand_out(self, message: Any) -> None:
