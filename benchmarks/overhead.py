@@ -38,6 +38,7 @@ from headway.producer.up import until_signal
 from headway.shared.job import Delivery, Ticket
 from headway.shared.queue import Batch, Queue
 from headway.worker.engines.base import Chunk, Final, Request
+from headway.worker.engines.sse import DONE, EventReader
 from headway.worker.engines.vllm import VllmEngine
 from headway.worker.worker import Worker
 
@@ -363,10 +364,7 @@ def _median(values: Iterable[float]) -> float:
 
 def chunks(body: bytes) -> Iterator[dict[str, Any]]:
     """The chunks in a part of an event stream, which begins and ends between two events."""
-    for line in body.splitlines():
-        data = line.removeprefix(b"data: ")
-        if data not in (line, b"[DONE]"):
-            yield json.loads(data)
+    return (json.loads(data) for data in EventReader().feed(body) if data != DONE)
 
 
 def has_text(chunk: Mapping[str, Any]) -> bool:
